@@ -1,0 +1,108 @@
+"""The command line. One file per group of verbs; a verb's module is imported only when that verb runs.
+
+Each module below has an ``app = typer.Typer()`` with its verbs. The one-line helps stand here so that
+``orchestrate --help`` needs none of the modules; a test holds them against the verbs' own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+VERBS: dict[str, tuple[str, str]] = {
+    "init": ("planning", "Write a starter experiment.toml."),
+    "doctor": ("planning", "Say whether this machine, cluster and data are usable, and what to fix."),
+    "plan": ("planning", "Show what would run, what is done, what is excluded and why."),
+    "submit": ("running", "Carry out the plan; safe to interrupt, safe to repeat."),
+    "status": ("running", "Show the state of every run and why."),
+    "logs": ("running", "Show what a run printed."),
+    "cancel": ("running", "Stop runs."),
+    "retry": ("running", "Send failed runs again."),
+    "collect": ("results", "Read new results from the runs folder into the database."),
+    "results": ("results", "Show tables of results."),
+    "query": ("results", "Run a read-only SQL query on the results."),
+    "db": ("results", "Look after the database."),
+    "data": ("data", "Look after data sets."),
+}
+"""Verb -> (module in this package, one-line help), in the order of use."""
+
+
+class _LazyGroup(TyperGroup):
+    """Knows all verbs by name and imports the module of the one that is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module_name, summary = VERBS[cmd_name]
+        if ctx.resilient_parsing or "--help" not in sys.argv[1:2]:
+            module = importlib.import_module(f"orchestrator.cli.{module_name}")
+            command: click.Command = typer.main.get_group(module.app).commands[cmd_name]
+            return command
+        return click.Command(cmd_name, short_help=summary, help=summary)
+
+
+app = typer.Typer(
+    cls=_LazyGroup,
+    name="orchestrate",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import importlib.metadata
+
+        typer.echo(importlib.metadata.version("orchestrate-hpc"))
+        raise typer.Exit
+
+
+@app.callback()
+def _orchestrate(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and exit."),
+) -> None:
+    """Find out which way of parallel training is faster on this GPU cluster, by how much, at what cost, and why.
+
+    Example: orchestrate init --study demo && orchestrate plan --local && orchestrate submit --local --wait
+    """
+
+
+def main() -> None:
+    """Entry point: runs a verb and turns an error of ours into its message and exit code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: list[str]) -> int:
+    """Run one command line and return its exit code: 0 done, 1 failed, 2 bad input, 3 partly done."""
+    from workloads.errors import OrchestrateError
+
+    for stream in (sys.stdout, sys.stderr):
+        # Under LC_ALL=C a run's name may still hold any character.
+        reconfigure: Callable[..., Any] | None = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(encoding="utf-8", errors="backslashreplace")
+    try:
+        code = app(argv, standalone_mode=False, prog_name="orchestrate")
+    except OrchestrateError as error:
+        print(error.text(), file=sys.stderr)
+        return error.exit_code
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 0
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,69 @@
+"""Where a command finds its files: defaults, environment variables and options, resolved once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ExperimentOption = Annotated[
+    Path, typer.Option("--experiment", "-e", help="The experiment file.", show_default=True, envvar="ORCHESTRATE_EXPERIMENT")
+]
+ClusterOption = Annotated[
+    Path | None,
+    typer.Option("--cluster", "-c", help="The cluster file, or the name of a shipped profile.", envvar="ORCHESTRATE_CLUSTER"),
+]
+LocalOption = Annotated[bool, typer.Option("--local", help="Run on this machine instead of a cluster.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a training key for this once; repeatable.")
+]
+RunsOption = Annotated[Path, typer.Option("--runs", help="The folder of run directories.", envvar="ORCHESTRATE_RUNS")]
+DatabaseOption = Annotated[
+    str, typer.Option("--db", help="The database: a file, or a postgresql:// URL.", envvar="ORCHESTRATE_DB")
+]
+DataOption = Annotated[
+    Path | None, typer.Option("--data", help="The folder that holds data sets.", envvar="ORCHESTRATE_DATA")
+]
+
+DEFAULT_EXPERIMENT = Path("experiment.toml")
+DEFAULT_RUNS = Path("runs")
+DEFAULT_DATABASE = "results.db"
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Absolute places of one invocation. Symbolic links are resolved, so a job sees the same paths."""
+
+    runs: Path
+    database: str
+    """An absolute file name, or a URL."""
+    data_root: Path | None
+    experiment: Path = field(default=DEFAULT_EXPERIMENT)
+
+    @classmethod
+    def at(
+        cls,
+        *,
+        runs: Path = DEFAULT_RUNS,
+        database: str = DEFAULT_DATABASE,
+        data_root: Path | None = None,
+        experiment: Path = DEFAULT_EXPERIMENT,
+    ) -> Workspace:
+        return cls(
+            runs=_absolute(runs),
+            database=database if "://" in database else str(_absolute(Path(database))),
+            data_root=_absolute(data_root) if data_root is not None else None,
+            experiment=experiment,
+        )
+
+    @property
+    def plan_file(self) -> Path:
+        """The plan that ``orchestrate plan`` leaves for ``orchestrate submit``: beside the runs folder."""
+        return self.runs.parent / "plan.json"
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.expandvars(path)).expanduser().resolve()

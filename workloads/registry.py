@@ -1,0 +1,175 @@
+"""What a plug-in declares, and how declarations are found. Imports no framework.
+
+A strategy, model or data set is one file in ``workloads/strategies``, ``workloads/models`` or ``workloads/datasets`` that
+binds the name ``DECLARATION``; the file's stem is the plug-in's name. Packages elsewhere add their own through the entry-point
+groups ``orchestrate.strategies``, ``orchestrate.models`` and ``orchestrate.datasets``, each entry naming a declaration.
+A declaration is data plus functions that import their framework when called, so the login side reads it anywhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from workloads.contract import Hardware, Topology, TrainConfig
+
+if TYPE_CHECKING:
+    from workloads.datasets.images import ImageData
+    from workloads.strategies.protocol import Strategy
+
+OptionValue = bool | int | float | str | tuple[int, ...]
+Options = Mapping[str, OptionValue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option of a strategy, such as DDP's bucket size."""
+
+    name: str
+    """With its unit, as in ``bucket_cap_mb``."""
+    type: type[bool] | type[int] | type[float] | type[str] | type[tuple[int, ...]]
+    default: OptionValue
+    summary: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyDeclaration:
+    """A way of parallel training, as the planner sees it."""
+
+    name: str
+    summary: str
+    """One sentence for ``--help`` and the docs' table."""
+    framework: str
+    """``torch`` or ``tensorflow``: which engine runs it."""
+    topology: Callable[[Options], Topology]
+    refuses: Callable[[Hardware, Options], str]
+    """Why this strategy cannot run on that hardware; empty when it can."""
+    splits_batch: bool
+    """Whether each rank takes its own part of the global batch (data parallel) or all ranks see the whole batch."""
+    packages: tuple[str, ...]
+    """Distributions the job's interpreter must have, as ``importlib.metadata`` names them."""
+    options: tuple[Option, ...] = ()
+    batch_norm_treatment: str
+    """What batch norm sees under this strategy (``per_rank``, ``whole_batch``, ``per_micro_batch``)."""
+    create: Callable[[], Callable[..., Strategy]]
+    """Imports the framework and returns the strategy class; called in the job only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDeclaration:
+    """A model that any strategy of its frameworks can train."""
+
+    name: str
+    """``NAME``, or ``FAMILY/*`` for every model of a family (``timm/*``)."""
+    summary: str
+    frameworks: tuple[str, ...]
+    packages: tuple[str, ...]
+    image_size: Callable[[str, int], int]
+    """(model name, data set's or wished image size) -> pixels a side the model is fed. Raises ValueError with the reason
+    when the model cannot take that size."""
+    build: Callable[[TrainConfig, int, int, int], Any]
+    """(config, input channels, classes, pixels a side) -> the framework's module, on CPU, initialised from the global
+    random state that the engine seeded; dropout already set from ``config.dropout``. Imports the framework when called."""
+    has_batch_norm: bool | None = None
+    """None: not known without building it."""
+    uses_stem: bool = False
+    """Whether ``stem`` means something for this model; others refuse a non-default one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something wrong with a data set on disk."""
+
+    where: str
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetDeclaration:
+    """A data set of labelled images. ``name`` below is the full name as written (``imagefolder/cifar10``)."""
+
+    name: str
+    """``NAME``, or ``FAMILY/*`` (``imagefolder/*``)."""
+    summary: str
+    packages: tuple[str, ...]
+    needs_root: bool
+    """Whether it lies below the data root; embedded and synthetic sets do not."""
+    shape: Callable[[Path | None, str], DatasetShape | None]
+    """(data root, name) -> its shape; None when it cannot be told without reading much."""
+    check: Callable[[Path | None, str], list[Problem]]
+    """Cheap look before anything is queued: presence and sizes, not contents."""
+    digest: Callable[[Path | None, str], str]
+    """Digest of the content as it is now, empty when it cannot be had cheaply; it may read a manifest."""
+    prepare: Callable[[Path | None, str, Callable[[str], None]], None]
+    """Fetch, verify, decode: whatever makes ``load`` quick and offline. Reports progress as sentences. Idempotent, safe
+    when two processes run it at once, never leaves half a data set. Raises DatasetError."""
+    load: Callable[[Path | None, str, TrainConfig], ImageData]
+    """In the job: verified arrays or files. Raises DatasetError naming the damaged file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetShape:
+    """What the planner needs to know of a data set."""
+
+    image_size: int
+    """Pixels a side of a stored image; the size a model is fed unless ``image_size`` says otherwise."""
+    channels: int
+    classes: int
+    num_train: int
+    num_test: int
+
+
+Declaration = TypeVar("Declaration", StrategyDeclaration, ModelDeclaration, DatasetDeclaration)
+
+
+def _found(package: str, kind: type[Declaration]) -> dict[str, Declaration]:
+    module: ModuleType = importlib.import_module(f"workloads.{package}")
+    declarations: dict[str, Declaration] = {}
+    for entry in sorted(pkgutil.iter_modules(module.__path__), key=lambda m: m.name):
+        plugin = importlib.import_module(f"workloads.{package}.{entry.name}")
+        declaration = getattr(plugin, "DECLARATION", None)
+        if isinstance(declaration, kind):
+            declarations[declaration.name] = declaration
+    for point in importlib.metadata.entry_points(group=f"orchestrate.{package}"):
+        declaration = point.load()
+        if not isinstance(declaration, kind):
+            raise TypeError(f"entry point {point.value} of group orchestrate.{package} is not a {kind.__name__}")
+        declarations[declaration.name] = declaration
+    return declarations
+
+
+@cache
+def strategies() -> dict[str, StrategyDeclaration]:
+    """All strategies by name."""
+    return _found("strategies", StrategyDeclaration)
+
+
+@cache
+def models() -> dict[str, ModelDeclaration]:
+    """All models and model families by name."""
+    return _found("models", ModelDeclaration)
+
+
+@cache
+def datasets() -> dict[str, DatasetDeclaration]:
+    """All data sets and data set families by name."""
+    return _found("datasets", DatasetDeclaration)
+
+
+def find(declarations: Mapping[str, Declaration], name: str) -> Declaration | None:
+    """The declaration of a name, or of its family (``timm/resnet18`` is of ``timm/*``)."""
+    exact = declarations.get(name)
+    if exact is not None and not name.endswith("/*"):
+        return exact
+    family, slash, member = name.partition("/")
+    return declarations.get(f"{family}/*") if slash and member else None

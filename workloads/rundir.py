@@ -1,0 +1,274 @@
+"""The only module that knows file names below the runs folder. Standard library only.
+
+    RUNS/ab/abcdef0123456789/          one run, by run id; sharded so that no folder grows huge
+        spec.json                      what was planned (RunSpec)
+        checkpoint/last.pt             newest checkpoint
+        attempts/1/                    one submission of the run
+            events.jsonl               rank 0, append-only; other ranks events.<rank>.jsonl
+            progress.<rank>.json       newest progress of a rank, replaced atomically
+            hang.<rank>.txt            stacks, when the rank's watchdog fired
+            result.json                temp + rename; its presence is the end of the attempt in the job's own words
+            submission.json            token, target and job id; written by the submitter before and after it sends
+            exit.json                  how a supervisor (local mode) or the tracker saw the attempt end
+            job/                       submitit's folder in local mode: pickles and rank logs
+    RUNS/jobs/<job id>/                submitit's folder of a Slurm array: pickles and rank logs
+    RUNS/queue/                        local mode's queue (see orchestrator.executors.local)
+
+Compute nodes only write here and never open the database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workloads.contract import RUN_ID_DIGITS, RunResult, RunSpec
+
+_RUN_ID = re.compile(rf"[0-9a-f]{{{RUN_ID_DIGITS}}}")
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write strict UTF-8 JSON so that a reader sees the old file or the whole new one, also after a power cut.
+
+    Raises:
+        OSError: the disk is full or the folder is not writable; the old file, if any, is untouched.
+    """
+    write_bytes(path, json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1).encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Temp file in the same folder, fsync, rename."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def read_json(path: Path) -> Any:
+    """Read strict JSON.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: empty, truncated, not UTF-8 or not JSON.
+    """
+    content = path.read_bytes()
+    if not content.strip():
+        raise ValueError(f"{path}: empty file")
+    try:
+        return json.loads(content.decode("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not whole JSON ({error})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDir:
+    """The files of one attempt."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        return int(self.path.name)
+
+    @property
+    def job_folder(self) -> Path:
+        """submitit's folder in local mode."""
+        return self.path / "job"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def exit(self) -> Path:
+        return self.path / "exit.json"
+
+    @property
+    def submission(self) -> Path:
+        return self.path / "submission.json"
+
+    def events(self, rank: int = 0) -> Path:
+        return self.path / ("events.jsonl" if rank == 0 else f"events.{rank}.jsonl")
+
+    def progress(self, rank: int) -> Path:
+        return self.path / f"progress.{rank}.json"
+
+    def hang(self, rank: int) -> Path:
+        return self.path / f"hang.{rank}.txt"
+
+    def logs(self, rank: int) -> list[Path]:
+        """Standard output and error of a rank in local mode, oldest first; empty before it started."""
+        return sorted([*self.job_folder.glob(f"*_{rank}_log.out"), *self.job_folder.glob(f"*_{rank}_log.err")])
+
+    def create(self) -> AttemptDir:
+        self.job_folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def write_result(self, result: RunResult) -> None:
+        write_json(self.result, result.to_json())
+
+    def read_result(self) -> RunResult:
+        """Raises FileNotFoundError, or ValueError for a file that is not a result of this run and attempt."""
+        result = RunResult.from_json(_mapping(self.result))
+        if result.attempt != self.number or result.run_id != self.path.parent.parent.name:
+            raise ValueError(f"{self.result}: belongs to run {result.run_id} attempt {result.attempt}")
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """The files of one run."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, runs: Path, run_id: str) -> RunDir:
+        """The directory of a run below the runs folder.
+
+        Raises:
+            ValueError: ``run_id`` is not one (it might name a path outside the folder).
+        """
+        if not _RUN_ID.fullmatch(run_id):
+            raise ValueError(f"{run_id!r} is not a run id")
+        return cls(runs / run_id[:2] / run_id)
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def spec(self) -> Path:
+        return self.path / "spec.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint" / "last.pt"
+
+    def attempt(self, number: int) -> AttemptDir:
+        return AttemptDir(self.path / "attempts" / str(number))
+
+    def attempts(self) -> list[AttemptDir]:
+        """Existing attempts, oldest first."""
+        folder = self.path / "attempts"
+        names = [p for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
+        return [AttemptDir(p) for p in sorted(names, key=lambda p: int(p.name))]
+
+    def write_spec(self, spec: RunSpec) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.spec, spec.to_json())
+
+    def read_spec(self) -> RunSpec:
+        """Raises FileNotFoundError, or ValueError for a file that is not this run's spec."""
+        spec = RunSpec.from_json(_mapping(self.spec))
+        if spec.run_id != self.run_id:
+            raise ValueError(f"{self.spec}: belongs to run {spec.run_id}")
+        return spec
+
+
+def jobs_folder(runs: Path) -> Path:
+    """Where submitit keeps the pickles and rank logs of Slurm arrays."""
+    return runs / "jobs"
+
+
+def queue_folder(runs: Path) -> Path:
+    """Where local mode keeps its queue."""
+    return runs / "queue"
+
+
+def run_dirs(runs: Path) -> Iterator[RunDir]:
+    """Every run below the runs folder, in order of run id; foreign files and folders are passed over."""
+    if not runs.is_dir():
+        return
+    for shard in sorted(runs.iterdir()):
+        if len(shard.name) == 2 and shard.is_dir():
+            for path in sorted(shard.iterdir()):
+                if _RUN_ID.fullmatch(path.name) and path.name.startswith(shard.name) and path.is_dir():
+                    yield RunDir(path)
+
+
+class EventLog:
+    """Append-only JSON lines of one rank of one attempt.
+
+    Each line has ``event``, ``time`` (seconds since the epoch, this host's clock) and ``t_s`` (seconds since this process
+    started, monotonic: durations are differences of ``t_s``, never of ``time``). One ``write`` call a line, so a killed
+    process leaves at most one broken last line, which :func:`read_events` leaves for later.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        # A predecessor that was killed in the middle of a line must not swallow our first one.
+        if os.fstat(self._descriptor).st_size:
+            with open(path, "rb") as stream:
+                stream.seek(-1, os.SEEK_END)
+                if stream.read(1) != b"\n":
+                    os.write(self._descriptor, b"\n")
+
+    def write(self, event: str, **data: Any) -> None:
+        """Append one event; floats that JSON lacks become null."""
+        line = {"event": event, "time": time.time(), "t_s": time.monotonic() - _PROCESS_START, **data}
+        text = json.dumps(_finite(line), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        os.write(self._descriptor, text.encode() + b"\n")
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+_PROCESS_START = time.monotonic()
+
+
+def read_events(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """Whole lines from a byte offset on, and the offset to go on from.
+
+    A broken line in the middle (its writer was killed, the disk was full) is passed over; a last line without its
+    newline is left for the next call. A missing file has no events.
+    """
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(offset)
+            content = stream.read()
+    except FileNotFoundError:
+        return [], offset
+    end = content.rfind(b"\n") + 1
+    events = []
+    for line in content[:end].splitlines():
+        try:
+            event = json.loads(line.decode("utf-8"))
+        except ValueError:
+            continue
+        if isinstance(event, dict) and isinstance(event.get("event"), str):
+            events.append(event)
+    return events, offset + end
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value - value == 0.0 else None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return value
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    data = read_json(path)
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    return data
