@@ -1,0 +1,107 @@
+"""Times and amounts of memory as people write them in TOML files, and as Slurm wants them back."""
+
+from __future__ import annotations
+
+import datetime
+import re
+
+_SLURM_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d\d))?(?::(?P<third>\d\d))?", re.ASCII)
+_WORDED_TIME = re.compile(r"(?:(?P<d>\d+)d)?(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m)?(?:(?P<s>\d+)s)?", re.ASCII)
+_MEMORY = re.compile(r"(?P<number>\d+) ?(?P<unit>[KMGT])(?P<suffix>|i?B)", re.ASCII)
+
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
+_UNIT_BYTES = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+
+_TIME_HINT = 'write a text such as "0-04:00:00" (days-hours:minutes:seconds), "4:00:00", "90m" or "2h"'
+_MEMORY_HINT = 'write a text such as "24G" or "1536M" (units of 1024, as Slurm counts them)'
+
+
+class QuantityError(ValueError):
+    """A time or an amount of memory that cannot be read, with what to write instead."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        self.what = what
+        self.hint = hint
+        super().__init__(f"{what}: {hint}")
+
+
+def parse_time_limit(value: object) -> int:
+    """Seconds of a time limit: ``D-HH:MM:SS``, ``D-HH:MM``, ``D-HH``, ``HH:MM:SS``, or ``1d``, ``2h``, ``90m``, ``1h30m``.
+
+    Raises:
+        QuantityError: the value is not such a text, is zero, or may be read in two ways.
+    """
+    if isinstance(value, datetime.time):
+        raise QuantityError("this is a time of day, not a text", f'quote it: "{value.isoformat()}"')
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise QuantityError(f"{value} has no unit", f'say which: "{value}h", "{value}m" or "{value}s"')
+    if not isinstance(value, str):
+        raise QuantityError(f"{value!r} is not a time limit", _TIME_HINT)
+    seconds = _time_s(value.strip())
+    if seconds <= 0:
+        raise QuantityError(f'"{value}" is no time at all', _TIME_HINT)
+    return seconds
+
+
+def _time_s(text: str) -> int:
+    if text and (worded := _WORDED_TIME.fullmatch(text)):
+        days, hours, minutes, seconds = (int(n or 0) for n in worded.groups())
+        return days * _DAY_S + hours * _HOUR_S + minutes * _MINUTE_S + seconds
+    match = _SLURM_TIME.fullmatch(text)
+    if match is None:
+        raise QuantityError(f'"{text}" is not a time limit', _TIME_HINT)
+    first, second, third = int(match["first"]), int(match["second"] or 0), int(match["third"] or 0)
+    if match["days"] is None:
+        if match["second"] is None:
+            raise QuantityError(f'"{text}" has no unit', f'say which: "{text}h", "{text}m" or "{text}s"')
+        if match["third"] is None:
+            # Slurm reads two fields as minutes:seconds, most people mean hours:minutes.
+            raise QuantityError(
+                f'"{text}" may be {first} hours {second} minutes, or {first} minutes {second} seconds',
+                f'write "{text}:00" for the first, "0:{first:02}:{second:02}" for the second',
+            )
+    if second > 59 or third > 59 or (match["days"] is not None and first > 23):
+        raise QuantityError(
+            f'"{text}" has a field past its end (23 hours after days, 59 minutes, 59 seconds)', _TIME_HINT
+        )
+    return int(match["days"] or 0) * _DAY_S + first * _HOUR_S + second * _MINUTE_S + third
+
+
+def format_time_limit(seconds: int) -> str:
+    """``D-HH:MM:SS``, the one form that Slurm cannot misread."""
+    days, rest = divmod(seconds, _DAY_S)
+    hours, rest = divmod(rest, _HOUR_S)
+    minutes, rest = divmod(rest, _MINUTE_S)
+    return f"{days}-{hours:02}:{minutes:02}:{rest:02}"
+
+
+def parse_memory(value: object) -> int:
+    """Bytes of an amount of memory: ``24G``, ``1536M``, ``24GiB``; units are powers of 1024.
+
+    Raises:
+        QuantityError: the value is not such a text, or is zero.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise QuantityError(f"{value} has no unit", f'say which: "{value}G" or "{value}M"')
+    if not isinstance(value, str):
+        raise QuantityError(f"{value!r} is not an amount of memory", _MEMORY_HINT)
+    match = _MEMORY.fullmatch(value.strip())
+    if match is None:
+        raise QuantityError(f'"{value}" is not an amount of memory', _MEMORY_HINT)
+    if match["suffix"] == "B":
+        plain = f"{match['number']}{match['unit']}"
+        raise QuantityError(
+            f'"{value}" may count in 1000s or in 1024s',
+            f'write "{plain}" ({match["number"]} {match["unit"]}iB, as Slurm counts)',
+        )
+    memory_bytes = int(match["number"]) * _UNIT_BYTES[match["unit"]]
+    if memory_bytes == 0:
+        raise QuantityError(f'"{value}" is no memory at all', _MEMORY_HINT)
+    return memory_bytes
+
+
+def format_memory(memory_bytes: int) -> str:
+    """What ``sbatch --mem`` takes: whole ``G`` where it is exact, else ``M``, rounded up."""
+    if memory_bytes % _UNIT_BYTES["G"] == 0:
+        return f"{memory_bytes // _UNIT_BYTES['G']}G"
+    return f"{-(-memory_bytes // _UNIT_BYTES['M'])}M"
