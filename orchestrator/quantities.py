@@ -26,7 +26,7 @@ class QuantityError(ValueError):
 
 
 def parse_time_limit(value: object) -> int:
-    """Seconds of a time limit: ``D-HH:MM:SS``, ``D-HH:MM``, ``D-HH``, ``HH:MM:SS``, or ``1d``, ``2h``, ``90m``, ``1h30m``.
+    """Seconds of a time limit: ``D-HH:MM:SS``, ``D-HH:MM``, ``D-HH``, ``HH:MM:SS``, ``2h``, ``1h30m``.
 
     Raises:
         QuantityError: the value is not such a text, is zero, or may be read in two ways.
@@ -61,9 +61,7 @@ def _time_s(text: str) -> int:
                 f'write "{text}:00" for the first, "0:{first:02}:{second:02}" for the second',
             )
     if second > 59 or third > 59 or (match["days"] is not None and first > 23):
-        raise QuantityError(
-            f'"{text}" has a field past its end (23 hours after days, 59 minutes, 59 seconds)', _TIME_HINT
-        )
+        raise QuantityError(f'"{text}" has a field past its end (23 h after days, 59 min, 59 s)', _TIME_HINT)
     return int(match["days"] or 0) * _DAY_S + first * _HOUR_S + second * _MINUTE_S + third
 
 
@@ -92,7 +90,7 @@ def parse_memory(value: object) -> int:
         plain = f"{match['number']}{match['unit']}"
         raise QuantityError(
             f'"{value}" may count in 1000s or in 1024s',
-            f'write "{plain}" ({match["number"]} {match["unit"]}iB, as Slurm counts)',
+            f'write "{plain}" (in 1024s, as Slurm counts)',
         )
     memory_bytes = int(match["number"]) * _UNIT_BYTES[match["unit"]]
     if memory_bytes == 0:

@@ -37,7 +37,7 @@ def test_time_limits(text: str, seconds: int) -> None:
         (
             "4:00",
             '"4:00" may be 4 hours 0 minutes, or 4 minutes 0 seconds',
-            'write "4:00:00" for the first, "0:04:00" for',
+            '"4:00:00" for the first, "0:04:00" for',
         ),
         ("4", '"4" has no unit', '"4h", "4m" or "4s"'),
         (240, "240 has no unit", '"240h", "240m" or "240s"'),
