@@ -88,7 +88,8 @@ class Hardware:
         match = _HARDWARE.fullmatch(text)
         if match is None:
             raise ValueError(
-                f'hardware is "KIND:DEVICES" or "KIND:DEVICESxNODES", such as "a100:2", "a100:4x2", "gpu:1" or "cpu:2", not {text!r}'
+                'hardware is "KIND:DEVICES" or "KIND:DEVICESxNODES", such as "a100:2", "a100:4x2", "gpu:1" or "cpu:2", '
+                f"not {text!r}"
             )
         return cls(match["kind"], int(match["devices"]), int(match["nodes"] or 1))
 
@@ -173,7 +174,7 @@ class TrainConfig:
     """Epochs between evaluations; 0 evaluates once, at the end. The end is always evaluated."""
 
     def identity(self) -> dict[str, Any]:
-        """The fields that are hashed: the required ones, seed and repeat always, the others where not default."""
+        """The fields that are hashed: the required ones, seed and repeat always, others where not default."""
         identity: dict[str, Any] = {"v": IDENTITY_VERSION}
         for name, default in _IDENTITY_FIELDS:
             value = getattr(self, name)
@@ -213,7 +214,8 @@ _IDENTITY_FIELDS: list[tuple[str, Any]] = [
     (
         f.name,
         _ALWAYS
-        if f.name in {"seed", "repeat"} or (f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING)
+        if f.name in {"seed", "repeat"}
+        or (f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING)
         else ({} if f.name == "strategy_options" else f.default),
     )
     for f in fields(TrainConfig)

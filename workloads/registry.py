@@ -1,8 +1,8 @@
 """What a plug-in declares, and how declarations are found. Imports no framework.
 
-A strategy, model or data set is one file in ``workloads/strategies``, ``workloads/models`` or ``workloads/datasets`` that
-binds the name ``DECLARATION``; the file's stem is the plug-in's name. Packages elsewhere add their own through the entry-point
-groups ``orchestrate.strategies``, ``orchestrate.models`` and ``orchestrate.datasets``, each entry naming a declaration.
+A strategy, model or data set is one file in ``workloads/strategies``, ``workloads/models`` or ``workloads/datasets``
+that binds the name ``DECLARATION``; the file's stem is the plug-in's name. Packages elsewhere add their own through the
+entry-point groups ``orchestrate.strategies``, ``.models`` and ``.datasets``, each entry naming a declaration.
 A declaration is data plus functions that import their framework when called, so the login side reads it anywhere.
 """
 
@@ -74,11 +74,11 @@ class ModelDeclaration:
     frameworks: tuple[str, ...]
     packages: tuple[str, ...]
     image_size: Callable[[str, int], int]
-    """(model name, data set's or wished image size) -> pixels a side the model is fed. Raises ValueError with the reason
-    when the model cannot take that size."""
+    """(model name, data set's or wished image size) -> pixels a side the model is fed. Raises ValueError with the
+    reason when the model cannot take that size."""
     build: Callable[[TrainConfig, int, int, int], Any]
     """(config, input channels, classes, pixels a side) -> the framework's module, on CPU, initialised from the global
-    random state that the engine seeded; dropout already set from ``config.dropout``. Imports the framework when called."""
+    random state that the engine seeded; dropout already set from ``config.dropout``. Imports the framework."""
     has_batch_norm: bool | None = None
     """None: not known without building it."""
     uses_stem: bool = False

@@ -205,9 +205,9 @@ def run_dirs(runs: Path) -> Iterator[RunDir]:
 class EventLog:
     """Append-only JSON lines of one rank of one attempt.
 
-    Each line has ``event``, ``time`` (seconds since the epoch, this host's clock) and ``t_s`` (seconds since this process
-    started, monotonic: durations are differences of ``t_s``, never of ``time``). One ``write`` call a line, so a killed
-    process leaves at most one broken last line, which :func:`read_events` leaves for later.
+    Each line has ``event``, ``time`` (seconds since the epoch, this host's clock) and ``t_s`` (seconds since this
+    process started, monotonic: durations are differences of ``t_s``, never of ``time``). One ``write`` call a line, so
+    a killed process leaves at most one broken last line, which :func:`read_events` leaves for later.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,6 +1,6 @@
 """The command line. One file per group of verbs; a verb's module is imported only when that verb runs.
 
-Each module below has an ``app = typer.Typer()`` with its verbs. The one-line helps stand here so that
+Each module named below binds ``app``, a Typer with its verbs. The one-line helps stand here so that
 ``orchestrate --help`` needs none of the modules; a test holds them against the verbs' own.
 """
 
@@ -11,13 +11,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 VERBS: dict[str, tuple[str, str]] = {
-    "init": ("planning", "Write a starter experiment.toml."),
-    "doctor": ("planning", "Say whether this machine, cluster and data are usable, and what to fix."),
+    "init": ("starting", "Write a starter experiment.toml."),
+    "doctor": ("starting", "Say whether this machine, cluster and data are usable, and what to fix."),
     "plan": ("planning", "Show what would run, what is done, what is excluded and why."),
     "submit": ("running", "Carry out the plan; safe to interrupt, safe to repeat."),
     "status": ("running", "Show the state of every run and why."),
@@ -36,18 +35,17 @@ VERBS: dict[str, tuple[str, str]] = {
 class _LazyGroup(TyperGroup):
     """Knows all verbs by name and imports the module of the one that is used."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 (the base class's signature)
         return list(VERBS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
-            return None
+            return super().get_command(ctx, cmd_name)
         module_name, summary = VERBS[cmd_name]
-        if ctx.resilient_parsing or "--help" not in sys.argv[1:2]:
-            module = importlib.import_module(f"orchestrator.cli.{module_name}")
-            command: click.Command = typer.main.get_group(module.app).commands[cmd_name]
-            return command
-        return click.Command(cmd_name, short_help=summary, help=summary)
+        if sys.argv[1:2] in (["--help"], ["-h"], []):
+            return TyperCommand(cmd_name, help=summary)
+        module = importlib.import_module(f"orchestrator.cli.{module_name}")
+        return typer.main.get_group(module.app).commands[cmd_name]
 
 
 app = typer.Typer(
@@ -69,7 +67,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _orchestrate(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and exit."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
 ) -> None:
     """Find out which way of parallel training is faster on this GPU cluster, by how much, at what cost, and why.
 
@@ -92,17 +92,10 @@ def run(argv: list[str]) -> int:
         if reconfigure is not None:
             reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
-        code = app(argv, standalone_mode=False, prog_name="orchestrate")
+        app(argv, prog_name="orchestrate")
     except OrchestrateError as error:
         print(error.text(), file=sys.stderr)
         return error.exit_code
-    except click.exceptions.Abort:
-        return 130
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        return 0
-    return code if isinstance(code, int) else 0
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+    return 0

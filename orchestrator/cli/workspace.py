@@ -10,15 +10,18 @@ from typing import Annotated
 import typer
 
 ExperimentOption = Annotated[
-    Path, typer.Option("--experiment", "-e", help="The experiment file.", show_default=True, envvar="ORCHESTRATE_EXPERIMENT")
+    Path, typer.Option("--experiment", "-e", help="The experiment file.", envvar="ORCHESTRATE_EXPERIMENT")
 ]
 ClusterOption = Annotated[
     Path | None,
-    typer.Option("--cluster", "-c", help="The cluster file, or the name of a shipped profile.", envvar="ORCHESTRATE_CLUSTER"),
+    typer.Option(
+        "--cluster", "-c", help="The cluster file, or the name of a shipped profile.", envvar="ORCHESTRATE_CLUSTER"
+    ),
 ]
 LocalOption = Annotated[bool, typer.Option("--local", help="Run on this machine instead of a cluster.")]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a training key for this once; repeatable.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a training key for this once; repeatable."),
 ]
 RunsOption = Annotated[Path, typer.Option("--runs", help="The folder of run directories.", envvar="ORCHESTRATE_RUNS")]
 DatabaseOption = Annotated[

@@ -1,0 +1,66 @@
+"""What the job's interpreter has installed, asked through metadata only: nothing is imported there."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from workloads.provenance import canonical_name, packages_digest
+
+if TYPE_CHECKING:
+    from orchestrator.planner import Check
+
+_ASK = (
+    "import importlib.metadata as m, json;"
+    "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions() if d.metadata['Name']}))"
+)
+_TIMEOUT_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Packages:
+    """Distributions of one interpreter; ``versions`` is None when it could not be asked."""
+
+    python: str
+    versions: dict[str, str] | None
+    problem: str = ""
+
+    @classmethod
+    def of(cls, python: str | None) -> Packages:
+        """Ask an interpreter; None or our own path asks this one without a process."""
+        if python is None or python == sys.executable:
+            found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
+            return cls(python or sys.executable, {canonical_name(k): v for k, v in found.items()})
+        try:
+            answer = subprocess.run(
+                [python, "-I", "-c", _ASK], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+            )
+            return cls(python, {canonical_name(k): v for k, v in json.loads(answer.stdout).items()})
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            return cls(python, None, f"{type(error).__name__}: {error}")
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Which of these distributions it lacks; none when it could not be asked."""
+        if self.versions is None:
+            return []
+        return sorted({name for name in names if canonical_name(name) not in self.versions})
+
+    @property
+    def digest(self) -> str:
+        """Digest of what may change a measurement; empty when it could not be asked."""
+        if self.versions is None:
+            return ""
+        return packages_digest(self.versions)
+
+    def findings(self) -> list[Check]:
+        """A note when the interpreter could not be asked."""
+        from orchestrator.planner import Check
+
+        if self.versions is not None:
+            return []
+        return [Check(False, f"packages of {self.python}: unknown, it could not be asked here ({self.problem})")]

@@ -1,0 +1,110 @@
+"""Files of a run: atomic writes, append-only events, and refusal of what is not ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workloads.contract import RunResult, State
+from workloads.rundir import EventLog, RunDir, read_events, read_json, run_dirs, write_json
+
+RUN_ID = "a9ff36a397d39cd3"
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    """A value that JSON lacks fails before, a full disk during the write: the reader sees the old content."""
+    path = tmp_path / "result.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(path, {"a": float("nan")})
+    assert read_json(path) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_full_disk_during_a_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "result.json"
+    write_json(path, {"a": 1})
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_json(path, {"a": 2})
+    assert read_json(path) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize("content", [b"", b"  \n", b'{"a": 1', b"\xff\xfe", b"not json"])
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "result.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"result\.json"):
+        read_json(path)
+
+
+@pytest.mark.parametrize("run_id", ["../../etc/passwd", "", "A9FF36A397D39CD3", "a9ff", RUN_ID + "/x"])
+def test_a_text_that_is_no_run_id_names_no_path(tmp_path: Path, run_id: str) -> None:
+    with pytest.raises(ValueError, match="not a run id"):
+        RunDir.of(tmp_path, run_id)
+
+
+def test_a_result_of_another_run_or_attempt_is_refused(tmp_path: Path) -> None:
+    attempt = RunDir.of(tmp_path, RUN_ID).attempt(2).create()
+    write_json(attempt.result, RunResult(run_id=RUN_ID, attempt=1, state=State.SUCCEEDED).to_json())
+    with pytest.raises(ValueError, match="belongs to run a9ff36a397d39cd3 attempt 1"):
+        attempt.read_result()
+
+
+def test_run_dirs_passes_over_foreign_files(tmp_path: Path) -> None:
+    run = RunDir.of(tmp_path, RUN_ID)
+    run.attempt(10).create()
+    run.attempt(9).create()
+    (tmp_path / "queue").mkdir()
+    (tmp_path / "a9" / "notes.txt").write_text("mine")
+    (tmp_path / "zz").mkdir()
+    (tmp_path / "zz" / RUN_ID).mkdir()
+    assert [r.run_id for r in run_dirs(tmp_path)] == [RUN_ID]
+    assert [a.number for a in run.attempts()] == [9, 10]
+
+
+def test_events_are_read_on_from_where_the_last_call_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    log.write("epoch", epoch=1, train_loss=float("inf"), name="日本\n")
+    events, offset = read_events(path)
+    assert [(e["event"], e["epoch"], e["train_loss"], e["name"]) for e in events] == [("epoch", 1, None, "日本\n")]
+    log.write("epoch", epoch=2)
+    events, offset = read_events(path, offset)
+    assert [e["epoch"] for e in events] == [2]
+    assert read_events(path, offset) == ([], offset)
+    log.close()
+
+
+def test_a_half_line_is_left_for_later_and_its_successor_starts_a_line_of_its_own(tmp_path: Path) -> None:
+    """A writer killed in the middle of a line neither hides its earlier events nor swallows the next writer's first."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"event":"epoch","epoch":1}\n{"event":"epo')
+    events, offset = read_events(path)
+    assert [e["epoch"] for e in events] == [1]
+    log = EventLog(path)
+    log.write("resume", epoch=1)
+    log.close()
+    events, _ = read_events(path, offset)
+    assert [e["event"] for e in events] == ["resume"]
+
+
+def test_events_written_before_kill_9_are_there(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    code = (
+        "import os, signal, sys; from pathlib import Path; from workloads.rundir import EventLog;"
+        "log = EventLog(Path(sys.argv[1])); log.write('epoch', epoch=1); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [e["epoch"] for e in read_events(path)[0]] == [1]
