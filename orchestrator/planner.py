@@ -494,7 +494,7 @@ def _scripts(runs: Sequence[PlannedRun], profile: ClusterProfile, runs_folder: P
 
 
 def _hours(runs: Sequence[PlannedRun], durations: Sequence[Duration]) -> Hours:
-    """GPU-hours of what would be sent: the limits as upper bound, measured history as expectation where there is some."""
+    """GPU-hours of what would be sent: the limits as upper bound, measured history as expectation where there is one."""
     high = sum(run.shape.gpu_hours_limit for run in runs)
     history = _per_unit_times(durations)
     known = [(run, times) for run in runs if (times := history.get(_history_key(run.cell.train)))]

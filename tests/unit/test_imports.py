@@ -114,7 +114,7 @@ sys.exit(code)
     ids=" ".join,
 )
 def test_verbs_work_where_no_framework_can_be_imported(tmp_path: Path, argv: list[str], exit_code: int) -> None:
-    """A subprocess in which importing any framework raises; ``plan`` on the demo study and the reading verbs all work."""
+    """In a subprocess where importing any framework raises, ``plan`` on the demo study and the reading verbs work."""
     for command in (["init", "--study", "demo"], ["collect"], argv):
         code = BLOCK.format(frameworks=FRAMEWORKS, argv=command)
         done = subprocess.run(

@@ -1,0 +1,136 @@
+"""The verb plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli import output
+from orchestrator.cli.workspace import (
+    DEFAULT_DATABASE,
+    DEFAULT_EXPERIMENT,
+    DEFAULT_RUNS,
+    ClusterOption,
+    DatabaseOption,
+    DataOption,
+    ExperimentOption,
+    LocalOption,
+    RunsOption,
+    SetOption,
+    Workspace,
+)
+
+if TYPE_CHECKING:
+    from orchestrator.planner import Hours, Plan
+
+app = typer.Typer()
+
+ROWS_SHOWN = 40
+"""More runs than this are shown as counts by model, strategy and hardware."""
+
+
+@app.command()
+def plan(
+    experiment: ExperimentOption = DEFAULT_EXPERIMENT,
+    local: LocalOption = False,
+    cluster: ClusterOption = None,
+    sets: SetOption = None,
+    scripts: Annotated[bool, typer.Option("--scripts", help="Print the job scripts, byte for byte.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show every run, however many.")] = False,
+    json: output.JsonOption = False,
+    runs: RunsOption = DEFAULT_RUNS,
+    database: DatabaseOption = DEFAULT_DATABASE,
+    data: DataOption = None,
+) -> None:
+    """Show what would run, what is done, what is excluded and why.
+
+    Nothing is sent. The plan is kept in plan.json, which submit carries out.
+
+    Example: orchestrate plan --local
+
+    Example: orchestrate plan --cluster cluster.toml --set epochs=1 --scripts
+    """
+    from orchestrator import planner
+
+    workspace = Workspace.at(runs=runs, database=database, data_root=data, experiment=experiment)
+    made = planner.current(workspace, local=local, cluster=cluster, sets=sets or [], fresh=True)
+    if json:
+        output.facts(made.to_json())
+        return
+    if scripts:
+        for script in made.scripts:
+            typer.echo(script.text, nl=not script.text.endswith("\n"))
+        return
+    _show(made, every=every)
+
+
+def _show(made: Plan, *, every: bool) -> None:
+    if every or len(made.runs) <= ROWS_SHOWN:
+        columns = ["run_id", "label", "state", "hardware", "cpus", "why"]
+        rows = [
+            {
+                "run_id": run.cell.run_id,
+                "label": run.cell.label,
+                "state": run.action.value,
+                "hardware": run.cell.train.hardware,
+                "cpus": run.cell.train.cpus,
+                "why": run.why,
+            }
+            for run in made.runs
+        ]
+    else:
+        counts = Counter(
+            (run.cell.train.model, run.cell.train.strategy, run.cell.train.hardware, run.action.value)
+            for run in made.runs
+        )
+        columns = ["model", "strategy", "hardware", "state", "runs"]
+        rows = [dict(zip(columns, (*key, count), strict=True)) for key, count in counts.items()]
+    if rows:
+        output.rows(rows, columns, output.Format.TABLE)
+    excluded = Counter((e.rule, e.why) for e in made.excluded)
+    if excluded:
+        output.rows(
+            [{"excluded": n, "rule": rule, "why": why} for (rule, why), n in excluded.items()],
+            ["excluded", "rule", "why"],
+            output.Format.TABLE,
+        )
+    if made.scripts:
+        output.rows(_arrays(made), ["array", "runs", "gpu_hours_limit", "partition", "qos"], output.Format.TABLE)
+    for check in made.checks:
+        output.talk(f"{'must be fixed' if check.blocking else 'note'}: {check.what}" + (f"; {check.fix}" if check.fix else ""))
+    typer.echo(summary(made))
+
+
+def summary(made: Plan) -> str:
+    """The plan in one line: what there is, what is new, and what it would cost."""
+    counts = made.counts()
+    parts = [f"{counts[action]} {action.value}" for action in counts]
+    if made.excluded:
+        parts.append(f"{len(made.excluded)} excluded")
+    if made.merged:
+        parts.append(f"{made.merged} merged as duplicates")
+    cells = len(made.runs) + len(made.excluded)
+    to_send = len(made.to_send())
+    return f"{cells} cells for {made.target}: {', '.join(parts) or 'none'}; {to_send} to send, {_hours(made.gpu_hours)}"
+
+
+def _hours(hours: Hours) -> str:
+    if hours.expected is None or hours.low is None:
+        return f"at most {hours.high:.1f} GPU-hours ({hours.basis})"
+    return f"{hours.expected:.1f} GPU-hours ({hours.low:.1f}-{hours.high:.1f}; {hours.basis})"
+
+
+def _arrays(made: Plan) -> list[dict[str, Any]]:
+    by_shape = Counter(run.shape for run in made.to_send())
+    return [
+        {
+            "array": script.name,
+            "runs": by_shape[script.shape],
+            "gpu_hours_limit": by_shape[script.shape] * script.shape.gpu_hours_limit,
+            "partition": script.shape.partition,
+            "qos": script.shape.qos,
+        }
+        for script in made.scripts
+    ]
