@@ -1,0 +1,1 @@
+"""One training loop per framework; strategies plug into it. Job side only: modules here import their framework."""

@@ -1,0 +1,54 @@
+"""``cnn``: the network of the MNIST study, three convolutions and three linear layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workloads.contract import TrainConfig
+from workloads.models.dropout import override
+from workloads.registry import ModelDeclaration
+
+if TYPE_CHECKING:
+    from torch import nn
+
+IMAGE_SIZE = 28
+"""The first linear layer fixes it: 6272 = 128 x 7 x 7."""
+
+ASSUMED_DROPOUT = 0.5
+"""The study does not publish its rate."""
+
+
+def _build(config: TrainConfig, channels: int, classes: int, _image_size: int) -> nn.Module:
+    from torch import nn
+
+    def convolution(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, kernel_size=3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+    def linear(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Dropout(ASSUMED_DROPOUT), nn.Linear(inputs, outputs), nn.ReLU(), nn.BatchNorm1d(outputs)]
+
+    model = nn.Sequential(
+        *convolution(channels, 32),
+        *convolution(32, 64),
+        nn.MaxPool2d(2),
+        *convolution(64, 128),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        *linear(128 * 7 * 7, 128),
+        *linear(128, 64),
+        nn.Dropout(ASSUMED_DROPOUT),
+        nn.Linear(64, classes),
+    )
+    override(model, config.dropout)
+    return model
+
+
+DECLARATION = ModelDeclaration(
+    name="cnn",
+    summary="The MNIST study's network: 3 convolutions, 3 linear layers, fed at 28 px; dropout 0.5 is assumed.",
+    frameworks=("torch",),
+    packages=("torch",),
+    image_size=lambda _name, _wished: IMAGE_SIZE,
+    build=_build,
+    has_batch_norm=True,
+)

@@ -1,0 +1,46 @@
+"""``resnet18``: torchvision's, with a stem for large or for small images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workloads.contract import TrainConfig
+from workloads.registry import ModelDeclaration
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def image_size(_name: str, wished: int) -> int:
+    """Any size will do: padding keeps every stage at one pixel or more, and the pooling before the classifier is global."""
+    return wished
+
+
+def build(factory: str, config: TrainConfig, channels: int, classes: int) -> nn.Module:
+    """A torchvision ResNet with the configured stem; ``resnet50`` and later depths share it."""
+    import torchvision
+    from torch import nn
+
+    from workloads.models.dropout import override
+
+    model: nn.Module = getattr(torchvision.models, factory)(weights=None, num_classes=classes)
+    if config.stem == "cifar":
+        model.conv1 = nn.Conv2d(channels, 64, kernel_size=3, stride=1, padding=1, bias=False)
+        model.maxpool = nn.Identity()
+    elif channels != 3:
+        model.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
+    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+    override(model, config.dropout)
+    return model
+
+
+DECLARATION = ModelDeclaration(
+    name="resnet18",
+    summary="torchvision's ResNet-18; stem imagenet (7x7 stride 2, max-pool) or cifar (3x3 stride 1, no pool).",
+    frameworks=("torch",),
+    packages=("torch", "torchvision"),
+    image_size=image_size,
+    build=lambda config, channels, classes, _size: build("resnet18", config, channels, classes),
+    has_batch_norm=True,
+    uses_stem=True,
+)

@@ -1,0 +1,17 @@
+"""``resnet50``: torchvision's, with a stem for large or for small images."""
+
+from __future__ import annotations
+
+from workloads.models.resnet18 import build, image_size
+from workloads.registry import ModelDeclaration
+
+DECLARATION = ModelDeclaration(
+    name="resnet50",
+    summary="torchvision's ResNet-50; stem imagenet (7x7 stride 2, max-pool) or cifar (3x3 stride 1, no pool).",
+    frameworks=("torch",),
+    packages=("torch", "torchvision"),
+    image_size=image_size,
+    build=lambda config, channels, classes, _size: build("resnet50", config, channels, classes),
+    has_batch_norm=True,
+    uses_stem=True,
+)
