@@ -1,0 +1,134 @@
+"""Every verb has help that ends with a runnable example, and errors of ours are messages, not tracebacks."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from orchestrator import cli
+
+
+def _commands() -> Iterator[tuple[str, Any]]:
+    """Every verb and sub-verb with its command."""
+    for verb, (module, _) in cli.VERBS.items():
+        command = typer.main.get_group(importlib.import_module(f"orchestrator.cli.{module}").app).commands[verb]
+        yield verb, command
+        for name, sub in getattr(command, "commands", {}).items():
+            yield f"{verb} {name}", sub
+
+
+COMMANDS = dict(_commands())
+
+
+def _run(folder: Path, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator", *argv],
+        cwd=folder,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_the_listed_summary_is_the_verb_s_own(verb: str) -> None:
+    """``orchestrate --help`` shows lines kept apart from the verbs, for speed; they may not drift."""
+    assert (
+        COMMANDS[verb].get_short_help_str(200) == cli.VERBS[verb][1].removesuffix(".")
+        or COMMANDS[verb].help.splitlines()[0] == cli.VERBS[verb][1]
+    )
+
+
+@pytest.mark.parametrize("name", [n for n, c in COMMANDS.items() if not hasattr(c, "commands")])
+def test_help_ends_with_an_example_of_this_command(name: str) -> None:
+    """The last line is ``Example: orchestrate NAME ...``, and its options exist."""
+    command = COMMANDS[name]
+    last = command.help.strip().splitlines()[-1]
+    assert last.startswith(f"Example: orchestrate {name}"), last
+    known = {option for parameter in command.params for option in parameter.opts}
+    mentioned = [word for word in shlex.split(last) if re.fullmatch(r"--?[a-z][a-z-]*", word.partition("=")[0])]
+    assert {word.partition("=")[0] for word in mentioned} <= known
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_works_for_real(tmp_path: Path, name: str) -> None:
+    done = _run(tmp_path, *name.split(), "--help")
+    assert done.returncode == 0
+    assert f"Usage: orchestrate {name}" in done.stdout
+
+
+def test_without_an_experiment_file_the_command_that_makes_one_is_named(tmp_path: Path) -> None:
+    done = _run(tmp_path, "plan", "--local")
+    assert done.returncode == 2
+    assert "experiment.toml" in done.stderr
+    assert "orchestrate init --study demo" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_init_does_not_touch_a_file_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text("mine")
+    done = _run(tmp_path, "init", "--study", "demo")
+    assert done.returncode == 2
+    assert "--force" in done.stderr
+    assert (tmp_path / "experiment.toml").read_text() == "mine"
+    assert _run(tmp_path, "init", "--study", "demo", "--force").returncode == 0
+    assert "[matrix]" in (tmp_path / "experiment.toml").read_text()
+
+
+def test_an_unknown_study_gets_the_nearest_name(tmp_path: Path) -> None:
+    done = _run(tmp_path, "init", "--study", "dmeo")
+    assert done.returncode == 2
+    assert "demo" in done.stderr
+
+
+def test_an_unknown_verb_is_bad_input(tmp_path: Path) -> None:
+    assert _run(tmp_path, "plam").returncode == 2
+
+
+def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", _run(tmp_path, "--version").stdout)
+
+
+def test_shell_completion_completes_verbs(tmp_path: Path) -> None:
+    """The script that bash sources asks the program itself; ``orchestrate pl<TAB>`` gives ``plan``."""
+    done = _run(
+        tmp_path,
+        _ORCHESTRATE_COMPLETE="complete_bash",
+        COMP_WORDS="orchestrate pl",
+        COMP_CWORD="1",
+    )
+    assert "plan" in done.stdout.split()
+
+
+def test_names_of_any_script_print_under_the_c_locale(tmp_path: Path) -> None:
+    """An experiment named in two scripts, planned and printed where the locale knows ASCII only."""
+    (tmp_path / "experiment.toml").write_text(
+        'name = "résumé-实验 $HOME; it\'s"\n'
+        '[defaults]\nmodel="cnn"\ndataset="digits"\nstrategy="eager"\nhardware="cpu:1"\n',
+        encoding="utf-8",
+    )
+    done = _run(tmp_path, "plan", "--local", "--json", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert done.returncode == 0, done.stderr
+    assert "résumé-实验 $HOME; it's" in done.stdout
+
+
+def test_a_user_s_own_db_module_does_not_shadow_ours(tmp_path: Path) -> None:
+    """The installed script puts no working directory on the path; jobs run with PYTHONSAFEPATH=1."""
+    (tmp_path / "db.py").write_text("raise RuntimeError('the wrong db')")
+    (tmp_path / "workloads.py").write_text("raise RuntimeError('the wrong workloads')")
+    script = Path(sys.executable).parent / "orchestrate"
+    for argv in (["init"], ["plan", "--local"], ["collect"], ["results"]):
+        done = subprocess.run([script, *argv], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
