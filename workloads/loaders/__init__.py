@@ -1,0 +1,105 @@
+"""The way from a data set to the batches of a rank, as engines see it. The loaders themselves import torch.
+
+``resident`` keeps uint8 images on the device and augments there, so that a strategy is compared and not a JPEG decoder;
+``dataloader`` is torch's DataLoader with Pillow, as most published code has it. Both give the same samples in the same
+order with the same augmentation, which depend on seed, epoch and sample only, never on rank, world size or worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from workloads.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from workloads.contract import TrainConfig
+    from workloads.datasets.images import ImageData
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One data-parallel rank's share of every batch. ``Shard(0, 1)`` sees everything."""
+
+    index: int
+    count: int
+
+    def part(self, n: int) -> slice:
+        """This rank's consecutive part of ``n`` samples; sizes differ by at most one, the larger parts come first."""
+        base, odd = divmod(n, self.count)
+        start = self.index * base + min(self.index, odd)
+        return slice(start, start + base + (self.index < odd))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One rank's part of a global batch."""
+
+    x: torch.Tensor
+    """(samples, channels, height, width), on the device, normalised."""
+    y: torch.Tensor
+    """(samples,) int64, on the device."""
+    num_local: int
+    """Samples of ``x`` that count. 0 when this rank has none of this batch: then ``x`` holds one stand-in sample, whose
+    weight must be 0, so that every rank still takes part in every collective call."""
+    num_global: int
+    """Samples of the batch over all ranks."""
+
+
+class Loader(Protocol):
+    """Batches of one rank. Every rank yields the same number of them, and every sample comes exactly once."""
+
+    num_train: int
+    """Training images over all ranks, after ``train_fraction``; ``drop_last`` leaves some of them out of each epoch."""
+    num_test: int
+    steps_per_epoch: int
+
+    def train(self, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch (0-based), in the order that (seed, epoch) gives."""
+        ...
+
+    def test(self) -> Iterator[Batch]:
+        """The test images in stored order, split over ranks into consecutive parts."""
+        ...
+
+    def close(self) -> None:
+        """End worker processes and let go of device memory."""
+        ...
+
+
+def make(
+    data: ImageData,
+    config: TrainConfig,
+    *,
+    image_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    shard: Shard,
+) -> Loader:
+    """The loader that ``config.loader`` names, for one rank.
+
+    Args:
+        data: from the data set's ``load``.
+        config: reads ``batch_size``, ``seed``, ``train_fraction``, ``drop_last``, ``augment``, ``channels_last`` and
+            ``workers``.
+        image_size: pixels a side of ``Batch.x``.
+        device: where batches are wanted.
+        dtype: of ``Batch.x``.
+        shard: which part of each batch.
+
+    Raises:
+        DatasetError: nothing to train on, or the data does not fit on the device.
+        InputError: no such loader.
+    """
+    if config.loader == "resident":
+        from workloads.loaders.resident import ResidentLoader
+
+        return ResidentLoader(data, config, image_size=image_size, device=device, dtype=dtype, shard=shard)
+    if config.loader == "dataloader":
+        from workloads.loaders.dataloader import PillowLoader
+
+        return PillowLoader(data, config, image_size=image_size, device=device, dtype=dtype, shard=shard)
+    raise InputError(f"no loader is named {config.loader!r}", hint='loader is "resident" or "dataloader"')
