@@ -1,0 +1,133 @@
+"""Where a number comes from: code, packages, machine. Standard library only; the login side compares the digests.
+
+``code_digest`` and ``packages_digest`` decide whether a result is stale; the rest is evidence for people.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+MEASURED_PACKAGES = frozenset(
+    {"deepspeed", "horovod", "numpy", "pillow", "scikit-learn", "tensorflow", "tensorflow-cpu", "timm", "torch"}
+    | {"torchgpipe", "torchvision", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"}
+)
+"""Distributions whose version may change what is learned or how fast; others come and go without making a result stale."""
+
+_TOLD_VARIABLES = re.compile(r"(CUDA|NCCL|GLOO|OMP|MKL|TORCH|PYTORCH|SLURM_(JOB|STEP|NODE|CPU|GPU|NTASKS|TASKS)).*")
+_TOOL_TIMEOUT_S = 10
+
+
+def canonical_name(name: str) -> str:
+    """A distribution's name as the packaging standards normalise it, so that ``Scikit_Learn`` is ``scikit-learn``."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def installed_packages() -> dict[str, str]:
+    """Canonical name -> version of every distribution this interpreter has; reads metadata, imports nothing."""
+    return {
+        canonical_name(d.metadata["Name"]): d.version for d in importlib.metadata.distributions() if d.metadata["Name"]
+    }
+
+
+def packages_digest(versions: Mapping[str, str]) -> str:
+    """Digest of the versions that may change a measurement.
+
+    Args:
+        versions: canonical name -> version; others than :data:`MEASURED_PACKAGES` may be among them.
+    """
+    text = "\n".join(f"{name}=={versions[name]}" for name in sorted(MEASURED_PACKAGES & versions.keys()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def code_digest() -> str:
+    """Digest of the source of the installed package ``workloads``: all the code that runs in a job."""
+    folder = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()[:16]
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started, the interpreter's own start included."""
+    try:
+        # The process name, in parentheses, may hold blanks and parentheses itself.
+        values = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started_s = int(values[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.process_time()
+
+
+def collect() -> dict[str, Any]:
+    """What can be told without a framework; the engine adds what its framework knows."""
+    packages = installed_packages()
+    return {
+        "code_digest": code_digest(),
+        "packages_digest": packages_digest(packages),
+        "packages": {name: packages[name] for name in sorted((MEASURED_PACKAGES | {"submitit"}) & packages.keys())},
+        "git": _git(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "argv": sys.argv,
+        "hostname": socket.gethostname(),
+        "kernel": platform.release(),
+        "cpu_model": _cpu_model(),
+        "cores": os.cpu_count(),
+        "driver": _driver(),
+        "environment": {k: v for k, v in sorted(os.environ.items()) if _TOLD_VARIABLES.fullmatch(k)},
+    }
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the checkout the package is run from, and whether the package differs from it; None outside of one."""
+    folder = Path(__file__).parent
+    git = shutil.which("git")
+    if git is None or not (folder.parent / ".git").exists():
+        return None
+    answers = []
+    for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", folder.name]):
+        try:
+            done = subprocess.run(
+                [git, "-C", str(folder.parent), *arguments],
+                capture_output=True,
+                text=True,
+                timeout=_TOOL_TIMEOUT_S,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        answers.append(done.stdout.strip())
+    return {"commit": answers[0], "dirty": bool(answers[1])}
+
+
+def _cpu_model() -> str | None:
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return match[1] if match else None
+
+
+def _driver() -> str | None:
+    """The NVIDIA kernel driver's version."""
+    try:
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        return None
