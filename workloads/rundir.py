@@ -11,6 +11,7 @@
             submission.json            token, target and job id; written by the submitter before and after it sends
             exit.json                  how a supervisor (local mode) or the tracker saw the attempt end
             job/                       submitit's folder in local mode: pickles and rank logs
+                supervisor.json        local mode: who started the attempt, created at most once
     RUNS/jobs/<job id>/                submitit's folder of a Slurm array: pickles and rank logs
     RUNS/queue/                        local mode's queue (see orchestrator.executors.local)
 
@@ -102,6 +103,11 @@ class AttemptDir:
     @property
     def submission(self) -> Path:
         return self.path / "submission.json"
+
+    @property
+    def supervisor(self) -> Path:
+        """Who started this attempt in local mode; created at most once, so an attempt runs at most once."""
+        return self.job_folder / "supervisor.json"
 
     def events(self, rank: int = 0) -> Path:
         return self.path / ("events.jsonl" if rank == 0 else f"events.{rank}.jsonl")
