@@ -1,0 +1,385 @@
+"""Opening the store: an SQLite file, or a PostgreSQL database by URL, always at the schema this code knows.
+
+Compute nodes never come here. SQLite's write-ahead log is used on a local disk only: it needs shared memory, which
+NFS, Lustre and BeeGFS lack. Every write transaction takes the write lock when it begins: one that reads first and writes
+later fails at once, whatever the time-out, when another process wrote in between.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import QueuePool
+
+from db.errors import ForeignStoreError, StoreError, StoreReadOnlyError
+from workloads.errors import InputError
+
+log = logging.getLogger(__name__)
+
+REVISIONS = ("0001",)
+"""Every schema revision, oldest first. Kept here so that opening a store needs no Alembic; a test compares."""
+
+VERSION_TABLE = "orchestrate_revision"
+
+BUSY_TIMEOUT_S = 60.0
+"""How long a command waits for another one's write."""
+
+_MOUNTS = Path("/proc/mounts")
+_LOCAL_FILE_SYSTEMS = frozenset(
+    {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs"}
+)
+_WRITE_LOCK = 0x6F726368
+"""Key of PostgreSQL's advisory lock: one writer at a time, as in SQLite."""
+
+
+class Store:
+    """An open database; a context manager."""
+
+    def __init__(self, database: str, engine: Engine, *, read_only: bool) -> None:
+        self.database = database
+        self.engine = engine
+        self.read_only = read_only
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.engine.dialect.name == "sqlite"
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A connection that sees one state of the database throughout."""
+        with self._explained(), self.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction with the write lock held from its start; committed at the end, rolled back on any error."""
+        with self._explained(), self.engine.connect() as connection:
+            connection.execution_options(write_lock=True)
+            with connection.begin():
+                yield connection
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turns what the driver says into what the user can do."""
+        try:
+            yield
+        except DBAPIError as error:
+            explained = _explain(self.database, error)
+            if explained is None:
+                raise
+            raise explained from error
+
+
+def open_store(database: str, *, read_only: bool = False) -> Store:
+    """Open a store, made or brought to this schema when it is missing or older.
+
+    Args:
+        database: an SQLite file, or a ``postgresql://`` URL.
+        read_only: nothing can be written through it, whatever the SQL; it must exist and be current.
+
+    Raises:
+        ForeignStoreError: not a store of ours, or written by a newer version; the file is as it was.
+        StoreError: it cannot be opened, created or locked.
+        InputError: the PostgreSQL driver is not installed, or the URL is none.
+    """
+    database = database.removeprefix("sqlite:///")
+    if "://" in database:
+        store = _postgresql(database, read_only=read_only)
+    else:
+        store = _sqlite(Path(database), read_only=read_only)
+    try:
+        fresh = _to_current_schema(store)
+        if store.is_sqlite and not read_only:
+            _choose_journal(store, fresh=fresh)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def revision(store: Store) -> str | None:
+    """The schema revision of the database; None when it is empty.
+
+    Raises:
+        ForeignStoreError: it holds something else.
+    """
+    with store.read() as connection:
+        try:
+            return str(connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one())  # noqa: S608
+        except DBAPIError as error:
+            if _sqlite_name(error) == "SQLITE_NOTADB":
+                raise ForeignStoreError(
+                    "not an SQLite database; left as it is", where=store.database, hint="name another file with --db"
+                ) from error
+            if not _is_missing_table(error):
+                raise
+        connection.rollback()
+        tables = (
+            "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
+            if store.is_sqlite
+            else "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema() ORDER BY 1"
+        )
+        names = [str(row[0]) for row in connection.execute(text(tables))]
+    if names:
+        raise ForeignStoreError(
+            f"another program's database; left as it is (its tables: {', '.join(names[:5])})",
+            where=store.database,
+            hint="name another file with --db",
+        )
+    return None
+
+
+def lock_problem(folder: Path) -> str:
+    """Why files in this folder cannot be locked; empty when they can, or when none can be made there to try."""
+    try:
+        probe = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (opening may fail harmlessly, locking may not)
+    except OSError:
+        return ""
+    with probe:
+        try:
+            fcntl.lockf(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return f"{errno.errorcode.get(error.errno or 0, '')} {error.strerror}".strip()
+    return ""
+
+
+def is_local(folder: Path) -> bool:
+    """Whether a folder is on a file system of this machine alone; an unknown kind counts as not."""
+    try:
+        mounts = _MOUNTS.read_bytes().splitlines()
+    except OSError:
+        return True
+    place = os.fsencode(os.path.realpath(folder))
+    best, kind = b"", b""
+    for line in mounts:
+        _, escaped, type_, *_ = line.split(b" ")
+        point = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), escaped)
+        if (place == point or place.startswith(point.rstrip(b"/") + b"/")) and len(point) >= len(best):
+            best, kind = point, type_
+    return kind.decode() in _LOCAL_FILE_SYSTEMS
+
+
+def _sqlite(path: Path, *, read_only: bool) -> Store:
+    engine = create_engine(
+        "sqlite://", creator=partial(_connect_sqlite, path, read_only=read_only), poolclass=QueuePool
+    )
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        write = connection.get_execution_options().get("write_lock")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return Store(str(path), engine, read_only=read_only)
+
+
+def _connect_sqlite(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    """``timeout`` sets the busy time-out before anything else happens, so that no pragma fails on a busy database."""
+    uri = f"file:{quote(os.fsencode(path.absolute()))}?mode={'ro' if read_only else 'rwc'}"
+
+    def connect(uri: str) -> sqlite3.Connection:
+        # We write BEGIN ourselves: the driver's own would start without the write lock.
+        return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+
+    connection = connect(uri)
+    if not read_only:
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
+    try:
+        connection.execute("PRAGMA schema_version")
+    except sqlite3.OperationalError:
+        connection.close()
+        # A write-ahead log cannot be opened in a folder we may not write, unless told that nobody else writes either.
+        if not path.exists() or path.with_name(path.name + "-wal").exists():
+            raise
+        connection = connect(uri + "&immutable=1")
+    connection.execute("PRAGMA query_only = ON")
+    connection.set_authorizer(_allow_reading)
+    return connection
+
+
+_READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
+_READING_PRAGMAS = frozenset({"foreign_key_list", "index_list", "table_info", "table_list", "table_xinfo"})
+_ASKING_PRAGMAS = frozenset({"journal_mode", "read_uncommitted"})
+
+
+def _allow_reading(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    """SQLite's authorizer: ``mode=ro`` alone would still let ATTACH and VACUUM INTO make files."""
+    allowed = (
+        action in _READING
+        or action == sqlite3.SQLITE_TRANSACTION
+        or (action == sqlite3.SQLITE_PRAGMA and first in _READING_PRAGMAS)
+        or (action == sqlite3.SQLITE_PRAGMA and first in _ASKING_PRAGMAS and second is None)
+    )
+    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+
+def _postgresql(database: str, *, read_only: bool) -> Store:
+    try:
+        url = make_url(database)
+    except ArgumentError as error:
+        raise InputError(f"{database!r} is not a database URL", hint=_URL_HINT) from error
+    if url.drivername.split("+")[0] not in {"postgresql", "postgres"}:
+        raise InputError(f"{url.drivername!r} is not a database we know", where=_named(url), hint=_URL_HINT)
+    options = {"options": "-c default_transaction_read_only=on"} if read_only else {}
+    try:
+        engine = create_engine(url.set(drivername="postgresql+psycopg"), connect_args=options)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "the PostgreSQL driver is not installed",
+            where=_named(url),
+            hint='pip install "orchestrate-hpc[postgres]"',
+        ) from error
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        if connection.get_execution_options().get("write_lock"):
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_WRITE_LOCK})")
+
+    return Store(_named(url), engine, read_only=read_only)
+
+
+_URL_HINT = "a file name, or postgresql://USER@HOST/DATABASE"
+
+
+def _named(url: Any) -> str:
+    return str(url.render_as_string(hide_password=True))
+
+
+def _to_current_schema(store: Store) -> bool:
+    """Returns whether the database was empty."""
+    found = revision(store)
+    if found == REVISIONS[-1]:
+        return False
+    if found is not None and found not in REVISIONS:
+        raise ForeignStoreError(
+            f"written by a newer version of orchestrate (schema {found}, this one knows up to {REVISIONS[-1]})",
+            where=store.database,
+            hint="pip install --upgrade orchestrate-hpc",
+        )
+    if store.read_only:
+        state = "is empty" if found is None else f"has the older schema {found}"
+        raise StoreError(f"the database {state}", where=store.database, hint="orchestrate collect")
+    if store.is_sqlite and found is None and (problem := lock_problem(Path(store.database).parent)):
+        raise _cannot_lock(store.database, problem)
+    _migrate(store)
+    return found is None
+
+
+def _migrate(store: Store) -> None:
+    """Bring the schema up in one transaction; of several processes the first one does it."""
+    import alembic.command
+    from alembic.config import Config
+
+    with store.write() as connection:
+        config = Config()
+        config.set_main_option("script_location", "db:migrations")
+        config.set_main_option("path_separator", "os")
+        config.attributes["connection"] = connection
+        alembic.command.upgrade(config, "head")
+
+
+def _choose_journal(store: Store, *, fresh: bool) -> None:
+    """Write-ahead log on a local disk, rollback journal elsewhere. Says so once: when it is decided."""
+    with store.read() as connection:
+        cursor = connection.connection.cursor()
+        mode = str(cursor.execute("PRAGMA journal_mode").fetchone()[0])
+        if not fresh and mode != "wal":
+            return
+        local = is_local(Path(store.database).parent)
+        wanted = "wal" if local else "delete"
+        if mode != wanted:
+            try:
+                mode = str(cursor.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0])
+            except sqlite3.OperationalError:
+                # Another command is in the database; whoever made it with us sets the mode.
+                return
+    if mode != "wal":
+        reason = "SQLite refused a write-ahead log here" if local else "not on a local disk"
+        log.warning("%s: %s, so commands that write at the same time take turns", store.database, reason)
+
+
+def _explain(database: str, error: DBAPIError) -> StoreError | None:
+    """Our error for what can happen to any database; None for what only a mistake of ours can cause."""
+    name = _sqlite_name(error)
+    folder = Path(database).parent
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_PROTOCOL")):
+        if problem := lock_problem(folder):
+            return _cannot_lock(database, problem)
+        if name.startswith(("SQLITE_IOERR", "SQLITE_PROTOCOL")):
+            return StoreError(
+                "reading or writing the database failed", where=database, why=str(error.orig), hint=_ELSEWHERE
+            )
+        return StoreError(
+            f"another command has been writing for {BUSY_TIMEOUT_S:.0f} s",
+            where=database,
+            hint="try again; what was to be written is still in the runs folder",
+        )
+    if name == "SQLITE_FULL":
+        return StoreError(
+            "the disk is full", where=database, hint="free some space and try again; the runs folder has everything"
+        )
+    if name.startswith("SQLITE_READONLY"):
+        return StoreReadOnlyError(
+            "the database may only be read", where=database, why=str(error.orig), hint="name another one with --db"
+        )
+    if name.startswith(("SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
+        if not folder.is_dir():
+            return StoreError("its folder does not exist", where=database, hint=f"mkdir -p {folder}")
+        why = "no such file" if not Path(database).exists() else "no permission"
+        kind = StoreReadOnlyError if why == "no permission" else StoreError
+        return kind("the database cannot be opened", where=database, why=why, hint="name another one with --db")
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return StoreError(
+            "the database is damaged",
+            where=database,
+            why=str(error.orig),
+            hint="orchestrate db rebuild makes it anew from the runs folder and keeps the damaged file",
+        )
+    if not name and type(error).__name__ in {"OperationalError", "InterfaceError"}:
+        return StoreError("the database cannot be used", where=database, why=str(error.orig).strip())
+    return None
+
+
+_ELSEWHERE = (
+    "keep the database on a local disk: export ORCHESTRATE_DB=/local/path/results.db (the runs folder may stay)"
+)
+
+
+def _cannot_lock(database: str, problem: str) -> StoreError:
+    return StoreError(
+        "files cannot be locked here, so a database is not safe", where=database, why=problem, hint=_ELSEWHERE
+    )
+
+
+def _sqlite_name(error: DBAPIError) -> str:
+    """``SQLITE_BUSY`` and the like; empty for another database."""
+    return getattr(error.orig, "sqlite_errorname", None) or ""
+
+
+def _is_missing_table(error: DBAPIError) -> bool:
+    return "no such table" in str(error.orig) or getattr(error.orig, "sqlstate", None) == "42P01"

@@ -1,0 +1,29 @@
+"""The store's leaves of the error tree, whose root and picture are in ``workloads.errors``.
+
+InputError
+├── ForeignStoreError    the file is not ours, or a newer version wrote it; it is left as it is
+└── QueryError           an SQL statement of the user's that cannot be run
+OperationError
+└── StoreError           the database cannot be used now: busy, no locks, disk full, damaged, unreachable
+    └── StoreReadOnlyError   it can be read and not written
+"""
+
+from __future__ import annotations
+
+from workloads.errors import InputError, OperationError
+
+
+class ForeignStoreError(InputError):
+    """The file is no store of ours, or of a newer version; it was not touched."""
+
+
+class QueryError(InputError):
+    """A statement that is not SQL, has a parameter too few, or would write."""
+
+
+class StoreError(OperationError):
+    """The database cannot be used as things are."""
+
+
+class StoreReadOnlyError(StoreError):
+    """The database, its folder or its file system may be read only."""

@@ -1,0 +1,117 @@
+"""From the values of files to typed rows, and rows into tables in bulk."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import BigInteger, Boolean, Connection, Double, Table
+
+from db.models import JSON_COLUMNS, runs
+from workloads.contract import RunSpec
+
+Row = tuple[Any, ...]
+"""One value for each column of a table, in the table's order."""
+
+_INT64 = range(-(2**63), 2**63)
+
+
+def canonical_json(value: Any) -> str:
+    """The same text for equal values: sorted keys, no spaces, null for what JSON has no number for."""
+    return json.dumps(_finite(value), sort_keys=True, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+
+
+def typed(table: Table, values: Mapping[str, Any]) -> Row:
+    """The row of a table from a mapping; what the table has no column for is left out, NaN and infinity become null.
+
+    Raises:
+        ValueError: a value is missing or of another type; the database would take it (SQLite) or stop the whole
+            transaction (PostgreSQL).
+    """
+    row = []
+    for name, convert, nullable in _converters(table):
+        value = values.get(name)
+        if value is not None:
+            try:
+                value = convert(value)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{name} is {value!r}, {error}") from None
+        if value is None and not nullable:
+            raise ValueError(f"{name} is missing")
+        row.append(value)
+    return tuple(row)
+
+
+def run_row(spec: RunSpec) -> Row:
+    """A run's row of the table ``runs``."""
+    return typed(
+        runs, {"run_id": spec.run_id, "label": spec.label, "experiment": spec.experiment, **spec.train.to_json()}
+    )
+
+
+def upsert(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
+    """Insert rows, or overwrite those that are there. Straight to the driver: ten times the speed of mapped objects."""
+    if rows:
+        connection.exec_driver_sql(_upsert_sql(table, connection.dialect.name), list(rows))
+
+
+@cache
+def _upsert_sql(table: Table, dialect: str) -> str:
+    mark = "?" if dialect == "sqlite" else "%s"
+    names = [f'"{c.name}"' for c in table.columns]
+    keys = [f'"{c.name}"' for c in table.primary_key.columns]
+    others = ", ".join(f"{n} = excluded.{n}" for n in names if n not in keys)
+    return (
+        f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join([mark] * len(names))})"  # noqa: S608
+        f" ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {others}"
+    )
+
+
+@cache
+def _converters(table: Table) -> list[tuple[str, Callable[[Any], Any], bool]]:
+    def converter(name: str, kind: Any) -> Callable[[Any], Any]:
+        if name in JSON_COLUMNS:
+            return canonical_json
+        return {BigInteger: _int, Double: _float, Boolean: _bool}.get(type(kind), _text)
+
+    return [(c.name, converter(c.name, c.type), bool(c.nullable)) for c in table.columns]
+
+
+def _int(value: Any) -> int:
+    if type(value) is int and value in _INT64:
+        return value
+    raise ValueError("not a whole number of 64 bits")
+
+
+def _float(value: Any) -> float | None:
+    if type(value) is float:
+        return value if math.isfinite(value) else None
+    if type(value) is int:
+        return float(value)
+    raise ValueError("not a number")
+
+
+def _bool(value: Any) -> bool:
+    if type(value) is bool:
+        return value
+    raise ValueError("neither true nor false")
+
+
+def _text(value: Any) -> str:
+    """Any text a database can hold: neither lone surrogates nor NUL."""
+    if type(value) is str:
+        return value.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+    raise ValueError("not a text")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return value

@@ -1,0 +1,243 @@
+"""All that the command line prints: tables in five formats and JSON to standard output, talk to standard error."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+class Format(StrEnum):
+    """How rows are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+    LATEX = "latex"
+
+    @property
+    def for_machines(self) -> bool:
+        """Whether values are written as they are, not rounded for people."""
+        return self in {Format.JSON, Format.CSV}
+
+
+FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Same as --format json.")]
+
+
+def chosen(format: Format, json: bool) -> Format:  # noqa: A002 (the options' names)
+    """The format of a command that has both options."""
+    return Format.JSON if json else format
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table."""
+
+    name: str
+    """Key of the rows, heading of JSON and CSV."""
+    title: str = ""
+    """Heading for people; empty: the name with its unit in words."""
+    text: Callable[[Mapping[str, Any]], str] | None = None
+    """From a row to what people read; None: by the name's unit."""
+
+    @property
+    def heading(self) -> str:
+        return self.title or heading(self.name)
+
+    def cell(self, row: Mapping[str, Any]) -> str:
+        return self.text(row) if self.text else pretty(self.name, row.get(self.name))
+
+
+def rows(
+    rows: Iterable[Mapping[str, Any]],
+    columns: Sequence[str | Column],
+    format: Format = Format.TABLE,  # noqa: A002 (the option's name)
+    *,
+    title: str = "",
+) -> None:
+    """Print rows. For people with units and rounding (table, Markdown, LaTeX), for machines as they are (JSON, CSV)."""
+    known = [column if isinstance(column, Column) else Column(column) for column in columns]
+    found = list(rows)
+    if format is Format.JSON:
+        facts([{c.name: row.get(c.name) for c in known} for row in found])
+    elif format is Format.CSV:
+        sys.stdout.write(_csv(found, known))
+    elif format is Format.MARKDOWN:
+        sys.stdout.write(_markdown(found, known))
+    elif format is Format.LATEX:
+        sys.stdout.write(_latex(found, known))
+    else:
+        _table(found, known, title)
+
+
+def facts(value: Any) -> None:
+    """Print a value as strict JSON: NaN and infinity become null; dataclasses, sets, paths and enums are understood."""
+    print(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, indent=2))
+
+
+def talk(text: str) -> None:
+    """Say something to the person at the terminal, on standard error."""
+    print(_visible(text, keep="\n\t"), file=sys.stderr, flush=True)
+
+
+def heading(name: str) -> str:
+    """A column's heading for people: ``epoch_time_s`` -> ``epoch time [s]``."""
+    for suffix, unit in _UNITS.items():
+        if name.endswith(suffix):
+            return f"{name.removesuffix(suffix).replace('_', ' ')} [{unit}]"
+    if name in _SHARES:
+        return f"{name.replace('_', ' ')} [%]"
+    return name.replace("_", " ")
+
+
+def pretty(name: str, value: Any) -> str:
+    """A value for people, rounded by the unit in its column's name. Nothing for what was not measured."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return _number(name, value)
+    return str(value)
+
+
+_UNITS = {"_bytes": "GiB", "_per_s": "1/s", "_s": "s", "_pct": "%", "_j": "J"}
+_SHARES = frozenset({"test_accuracy", "precision", "recall", "f1"})
+
+
+def _number(name: str, value: float) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if name.endswith("_bytes"):
+        return f"{value / 2**30:.3f}"
+    if name in _SHARES:
+        return f"{100 * value:.2f}"
+    if isinstance(value, int):
+        return str(value)
+    if name.endswith("_per_s"):
+        return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    if name.endswith("_s"):
+        return f"{value:.1f}" if value >= 100 else f"{value:.3g}" if value < 1 else f"{value:.2f}"
+    return f"{value:.6g}"
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def _visible(text: str, keep: str = "") -> str:
+    """Control characters as escapes: a newline breaks no table, an ESC commands no terminal."""
+    return _CONTROL.sub(lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), text)
+
+
+def _table(found: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # Rich takes a pipe for a terminal of 80 columns and would cut the cells.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    for c in columns:
+        table.add_column(
+            Text(_visible(c.heading)), justify="right" if _is_numeric(found, c) else "left", overflow="fold"
+        )
+    for row in found:
+        table.add_row(*(Text(_visible(c.cell(row))) for c in columns))
+    console.print(table)
+
+
+def _csv(found: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([c.name for c in columns])
+    for row in found:
+        writer.writerow(["" if row.get(c.name) is None else _plain(row[c.name]) for c in columns])
+    return stream.getvalue()
+
+
+def _markdown(found: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
+    lines = [
+        [_markdown_text(c.heading) for c in columns],
+        ["---:" if _is_numeric(found, c) else "---" for c in columns],
+        *([_markdown_text(c.cell(row)) for c in columns] for row in found),
+    ]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _latex(found: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
+    """A ``tabular`` that needs no package."""
+    alignment = "".join("r" if _is_numeric(found, c) else "l" for c in columns)
+    head, *body = [
+        " & ".join(cells) + r" \\"
+        for cells in [
+            [_latex_text(c.heading) for c in columns],
+            *([_latex_text(c.cell(row)) for c in columns] for row in found),
+        ]
+    ]
+    lines = [rf"\begin{{tabular}}{{{alignment}}}", r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
+_MARKDOWN_SPECIAL = re.compile(r"[\\`*<>&\[\]|~$]|(?<!\w)_|_(?!\w)|^[#+=-]")
+
+
+def _markdown_text(text: str) -> str:
+    return _MARKDOWN_SPECIAL.sub(lambda m: "\\" + m[0], _visible(text))
+
+
+_LATEX_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    # Behind a line's end, LaTeX would read "[" as that command's option.
+    "[": "{[}",
+    "]": "{]}",
+    **{c: "\\" + c for c in "&%$#_{}"},
+}
+
+
+def _latex_text(text: str) -> str:
+    return "".join(_LATEX_SPECIAL.get(c, c) for c in _visible(text))
+
+
+def _is_numeric(found: Sequence[Mapping[str, Any]], column: Column) -> bool:
+    values = [row.get(column.name) for row in found]
+    return any(isinstance(v, (int, float)) for v in values) and not any(isinstance(v, (str, bool)) for v in values)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(_plain(v) for v in value)
+    return value
