@@ -1,7 +1,7 @@
 """Opening the store: an SQLite file, or a PostgreSQL database by URL, always at the schema this code knows.
 
 Compute nodes never come here. SQLite's write-ahead log is used on a local disk only: it needs shared memory, which
-NFS, Lustre and BeeGFS lack. Every write transaction takes the write lock when it begins: one that reads first and writes
+NFS, Lustre and BeeGFS lack. Every write transaction takes the write lock as it begins: one that reads first and writes
 later fails at once, whatever the time-out, when another process wrote in between.
 """
 

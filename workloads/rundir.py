@@ -6,6 +6,7 @@
         attempts/1/                    one submission of the run
             events.jsonl               rank 0, append-only; other ranks events.<rank>.jsonl
             progress.<rank>.json       newest progress of a rank, replaced atomically
+            rendezvous.json            where rank 0 listens for the others
             hang.<rank>.txt            stacks, when the rank's watchdog fired
             result.json                temp + rename; its presence is the end of the attempt in the job's own words
             submission.json            token, target and job id; written by the submitter before and after it sends
@@ -26,7 +27,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,10 @@ class AttemptDir:
     def progress(self, rank: int) -> Path:
         return self.path / f"progress.{rank}.json"
 
+    @property
+    def rendezvous(self) -> Path:
+        return self.path / "rendezvous.json"
+
     def hang(self, rank: int) -> Path:
         return self.path / f"hang.{rank}.txt"
 
@@ -197,15 +202,31 @@ def queue_folder(runs: Path) -> Path:
     return runs / "queue"
 
 
-def run_dirs(runs: Path) -> Iterator[RunDir]:
-    """Every run below the runs folder, in order of run id; foreign files and folders are passed over."""
-    if not runs.is_dir():
-        return
-    for shard in sorted(runs.iterdir()):
-        if len(shard.name) == 2 and shard.is_dir():
-            for path in sorted(shard.iterdir()):
-                if _RUN_ID.fullmatch(path.name) and path.name.startswith(shard.name) and path.is_dir():
+def run_dirs(runs: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[RunDir]:
+    """Every run below the runs folder, in order of run id; foreign files and folders are passed over.
+
+    Args:
+        runs: the runs folder; none is like an empty one.
+        on_error: told of each folder that cannot be read, which is then passed over; None raises instead.
+    """
+    for shard in _folders(runs, on_error):
+        if len(shard.name) == 2:
+            for path in _folders(shard, on_error):
+                if _RUN_ID.fullmatch(path.name) and path.name.startswith(shard.name):
                     yield RunDir(path)
+
+
+def _folders(folder: Path, on_error: Callable[[OSError], None] | None) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        if on_error is None:
+            raise
+        on_error(error)
+        return []
 
 
 class EventLog:
