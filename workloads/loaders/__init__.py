@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from workloads.errors import InputError
+from workloads.errors import InputError, JobError
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +47,12 @@ class Batch:
     weight must be 0, so that every rank still takes part in every collective call."""
     num_global: int
     """Samples of the batch over all ranks."""
+
+
+class WorkerError(JobError):
+    """A worker process of the ``dataloader`` loader died."""
+
+    failure_class = "loader_worker"
 
 
 class Loader(Protocol):

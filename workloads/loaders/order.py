@@ -1,0 +1,143 @@
+"""Which samples come when, and to which rank.
+
+All randomness is a hash of integers, not the state of a generator: the order of an epoch, the augmentation of a sample
+and the subset of ``train_fraction`` are the same on every machine, in every process, and after a resume. The hash is
+written twice (Python integers for loader workers, tensors for whole epochs on the device) and a test holds the two equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import torch
+
+from workloads.errors import DatasetError
+from workloads.loaders import Shard
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+class Stream(IntEnum):
+    """What a random number is for, so that no two uses share one."""
+
+    ORDER = 0
+    AUGMENT = 1
+    SUBSET = 2
+
+
+def hash_of(key: int, index: int) -> int:
+    """64 bits that a key and an index determine."""
+    z = (key + index * _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * _MULTIPLIERS[0]) & _MASK
+    z = ((z ^ (z >> 27)) * _MULTIPLIERS[1]) & _MASK
+    return z ^ (z >> 31)
+
+
+def hashes_of(key: int, indices: torch.Tensor) -> torch.Tensor:
+    """:func:`hash_of` for many indices, as int64 with the same 64 bits; runs on the device of ``indices``."""
+    z = indices * _signed(_GOLDEN) + _signed(key)
+    z = (z ^ _shifted(z, 30)) * _signed(_MULTIPLIERS[0])
+    z = (z ^ _shifted(z, 27)) * _signed(_MULTIPLIERS[1])
+    return z ^ _shifted(z, 31)
+
+
+def _signed(bits: int) -> int:
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+def _shifted(z: torch.Tensor, places: int) -> torch.Tensor:
+    """Shift right and fill with zeros; torch itself repeats the sign."""
+    return (z >> places) & ((1 << (64 - places)) - 1)
+
+
+def stream_key(stream: Stream, seed: int, epoch: int = 0) -> int:
+    """The key of all random numbers of one kind in one epoch."""
+    return hash_of(hash_of(hash_of(0, stream + 1), seed + 1), epoch + 1)
+
+
+def epoch_order(indices: torch.Tensor, seed: int, epoch: int) -> torch.Tensor:
+    """Positions in ``indices`` (the training samples, ascending) in the order of an epoch, on the same device."""
+    return torch.argsort(hashes_of(stream_key(Stream.ORDER, seed, epoch), indices), stable=True)
+
+
+def subset(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.int64]:
+    """``max(1, round(fraction * images))`` training images, in stored order: what ``train_fraction`` means.
+
+    Drawn by seed alone, so every strategy trains on the same ones; each class gives its share to within one image.
+    """
+    import numpy as np
+
+    if fraction >= 1.0:
+        return np.arange(len(labels))
+    wanted = max(1, round(fraction * len(labels)))
+    counts = np.bincount(labels)
+    shares = counts * wanted / len(labels)
+    quotas = np.floor(shares).astype(int)
+    largest_remainders = np.argsort(quotas - shares, kind="stable")
+    quotas[largest_remainders[: wanted - quotas.sum()]] += 1
+    ranks = hashes_of(stream_key(Stream.SUBSET, seed), torch.arange(len(labels))).numpy()
+    chosen = []
+    for label, quota in enumerate(quotas):
+        members = np.flatnonzero(labels == label)
+        chosen.append(members[np.argsort(ranks[members], kind="stable")[:quota]])
+    return np.sort(np.concatenate(chosen))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One rank's consecutive part of one batch, as positions in the epoch's order (or in the test split)."""
+
+    start: int
+    num_local: int
+    num_global: int
+
+    @property
+    def rows(self) -> slice:
+        """The positions to load: one stand-in when this rank has none."""
+        return slice(self.start, self.start + self.num_local) if self.num_local else slice(0, 1)
+
+
+def train_parts(num_train: int, batch_size: int, *, drop_last: bool, shard: Shard) -> list[Part]:
+    """The steps of an epoch: consecutive global batches, of which each rank takes a consecutive part.
+
+    Raises:
+        DatasetError: ``drop_last`` leaves no step.
+    """
+    if drop_last:
+        if num_train < batch_size:
+            raise DatasetError(
+                f"no step is left: {num_train} training images are fewer than one batch of {batch_size}",
+                why="drop_last leaves the odd last batch out",
+                hint="lower batch_size, or set drop_last = false",
+            )
+        num_train -= num_train % batch_size
+    return list(_parts(range(0, num_train, batch_size), num_train, batch_size, shard))
+
+
+def _parts(starts: range, end: int, batch_size: int, shard: Shard) -> Iterator[Part]:
+    for start in starts:
+        size = min(batch_size, end - start)
+        part = shard.part(size)
+        yield Part(start + part.start, part.stop - part.start, size)
+
+
+def test_parts(num_test: int, batch_size: int, shard: Shard) -> list[Part]:
+    """The test split cut into one consecutive run per rank, each in batches of a rank's share of ``batch_size``."""
+    per_rank = -(-batch_size // shard.count)
+    runs = [Shard(index, shard.count).part(num_test) for index in range(shard.count)]
+    mine = runs[shard.index]
+    parts = []
+    for offset in range(0, runs[0].stop, per_rank):  # the first rank's run is the longest
+        sizes = [min(per_rank, max(0, run.stop - run.start - offset)) for run in runs]
+        parts.append(Part(mine.start + offset, sizes[shard.index], sum(sizes)))
+    return parts

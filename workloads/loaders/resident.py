@@ -1,0 +1,86 @@
+"""``resident``: uint8 images stay on the device and are augmented, normalised and resized there, a batch at a time.
+
+An epoch's order, labels and augmentation are computed on the device when it starts, so a step adds few kernels (two to
+four, and one or two more for a resize) and never waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from workloads.augment import Augmentation, Normaliser
+from workloads.contract import TrainConfig
+from workloads.datasets.images import ImageData
+from workloads.errors import DatasetError
+from workloads.loaders import Batch, Shard
+from workloads.loaders.gather import Gatherer, gatherer, placed
+from workloads.loaders.order import epoch_order, subset, test_parts, train_parts
+
+
+class ResidentLoader:
+    """See :class:`workloads.loaders.Loader`."""
+
+    def __init__(
+        self,
+        data: ImageData,
+        config: TrainConfig,
+        *,
+        image_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        shard: Shard,
+    ) -> None:
+        self._seed = config.seed
+        self._image_size = image_size
+        self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+        self._normalise = Normaliser.of(data.mean, data.std, device=device, dtype=dtype)
+        chosen = subset(data.train.labels, config.train_fraction, config.seed)
+        self.num_train, self.num_test = len(chosen), len(data.test)
+        self._train_parts = train_parts(self.num_train, config.batch_size, drop_last=config.drop_last, shard=shard)
+        self._test_parts = test_parts(self.num_test, config.batch_size, shard)
+        self.steps_per_epoch = len(self._train_parts)
+        augmentation = Augmentation.of(config.augment, image_size=data.image_size, seed=config.seed)
+        train_images = data.train.images if self.num_train == len(data.train) else data.train.images[chosen]
+        self._own_test = shard.part(self.num_test)
+        test = (
+            slice(self._own_test.start, self._own_test.stop) if self._own_test.start < self._own_test.stop else slice(1)
+        )
+        try:
+            self._train: Gatherer = gatherer(train_images, augmentation, device, channels_last=config.channels_last)
+            self._test_images = placed(data.test.images[test], device)
+        except torch.OutOfMemoryError as error:
+            size_gb = (train_images.nbytes + data.test.images.nbytes) / 1e9
+            raise DatasetError(
+                f"the data set's {size_gb:.1f} GB do not fit on the device",
+                why=str(error).partition("\n")[0],
+                hint='set loader = "dataloader", a smaller train_fraction or a smaller image_size',
+            ) from error
+        self._indices = torch.tensor(chosen, device=device)
+        self._labels = torch.tensor(data.train.labels[chosen], device=device)
+        self._test_labels = torch.tensor(data.test.labels[test], device=device)
+
+    def train(self, epoch: int) -> Iterator[Batch]:
+        order = epoch_order(self._indices, self._seed, epoch)
+        self._train.begin(epoch, order, self._indices[order])
+        labels = self._labels[order]
+        for part in self._train_parts:
+            yield Batch(self._finished(self._train.take(part.rows)), labels[part.rows], part.num_local, part.num_global)
+
+    def test(self) -> Iterator[Batch]:
+        for part in self._test_parts:
+            start = part.start - self._own_test.start
+            rows = slice(start, start + part.num_local) if part.num_local else slice(1)
+            pixels = self._test_images[rows]
+            yield Batch(self._finished(pixels), self._test_labels[rows], part.num_local, part.num_global)
+
+    def close(self) -> None:
+        del self._train, self._test_images
+
+    def _finished(self, pixels: torch.Tensor) -> torch.Tensor:
+        x = self._normalise(pixels.contiguous(memory_format=self._memory_format))
+        if self._image_size == x.shape[-1]:
+            return x
+        size = [self._image_size, self._image_size]
+        return torch.nn.functional.interpolate(x, size, mode="bilinear", align_corners=False, antialias=True)
