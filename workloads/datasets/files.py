@@ -1,4 +1,4 @@
-"""Shared files of data sets: content digests, and a lock that saves work. Not a data set itself. Standard library only.
+"""Files that processes share: content digests, a lock that saves work, work on many files. Not a data set itself.
 
 Correctness never rests on the lock: files appear by temp + rename and carry digests, so that where a file system has no
 locks two processes merely do the same work twice.
@@ -11,14 +11,21 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from workloads.errors import DatasetError
 
 LOCK_WAIT_S = 1800.0
 """Decoding a large image folder takes this long at most; a holder that died lets go at once."""
 POLL_S = 0.2
+REPORT_EVERY_S = 5.0
+CHUNK = 64
+"""Images handed to a thread at once."""
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
 
 
 def sha256(path: Path) -> str:
@@ -68,3 +75,28 @@ def _take(descriptor: int, lock: Path, progress: Callable[[str], None], wait_s: 
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
             return
+
+
+def in_threads(
+    work: Callable[[Item], Outcome], items: Sequence[Item], progress: Callable[[str], None], done_word: str
+) -> Iterator[Outcome]:
+    """The outcomes of ``work`` in the order of ``items``, on a thread a core, with a report now and then.
+
+    For work that leaves the interpreter most of the time, as reading, hashing and decoding do. The first error is
+    raised and no further item started.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
+    pool = ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0)))
+    said = time.monotonic()
+    try:
+        done = 0
+        for outcomes in pool.map(lambda chunk: [work(item) for item in chunk], chunks):
+            yield from outcomes
+            done += len(outcomes)
+            if time.monotonic() - said > REPORT_EVERY_S:
+                progress(f"{done_word} {done:,} of {len(items):,} images")
+                said = time.monotonic()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

@@ -2,7 +2,7 @@
 
 All randomness is a hash of integers, not the state of a generator: the order of an epoch, the augmentation of a sample
 and the subset of ``train_fraction`` are the same on every machine, in every process, and after a resume. The hash is
-written twice (Python integers for loader workers, tensors for whole epochs on the device) and a test holds the two equal.
+written twice (Python integers for loader workers, tensors for whole epochs) and a test holds the two equal.
 """
 
 from __future__ import annotations

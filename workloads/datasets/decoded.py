@@ -1,0 +1,123 @@
+"""Images of a folder decoded once, into one uint8 file that is mapped into memory. Used by ``imagefolder``.
+
+    CACHE/pixels-CxS.npy    (images, C, S, S): training before test, in the order of the listing
+    CACHE/pixels-CxS.json   what it was made from, its size and digest, and the training images' statistics
+
+A file that does not agree with its description, or with the data set as it is now, is made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workloads.datasets.files import in_threads, sha256
+from workloads.datasets.images import decode, statistics
+from workloads.datasets.manifest import Entry, Listing, Summary, building, cache_folders
+from workloads.rundir import read_json, write_json
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pixels:
+    """All images of a data set."""
+
+    images: NDArray[np.uint8]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Description:
+    """The content of ``pixels-CxS.json``."""
+
+    version: int = VERSION
+    content: str
+    """Digest of the data set."""
+    size_bytes: int
+    sha256: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def pixels(listing: Listing, summary: Summary, size: int, progress: Callable[[str], None]) -> Pixels:
+    """All images at ``size`` pixels a side, from a cache that was checked, or decoded now.
+
+    Raises:
+        DatasetError: an image cannot be read (it is named), or there is nowhere to keep the cache.
+    """
+    stem = f"pixels-{summary.channels}x{size}"
+    for cache in cache_folders(listing.folder):
+        found = _kept(cache, stem, summary)
+        if found is not None:
+            return found
+    with building(listing.folder, progress) as cache:
+        found = _kept(cache, stem, summary)  # another process may have made it meanwhile
+        if found is not None:
+            return found
+        path = cache / f"{stem}.npy"
+        _decode_all(listing, summary, size, path, progress)
+        images = _mapped(path)
+        mean, std = statistics(images[: summary.num_train])
+        description = _Description(
+            content=summary.digest, size_bytes=path.stat().st_size, sha256=sha256(path), mean=mean, std=std
+        )
+        write_json(cache / f"{stem}.json", asdict(description))
+        return Pixels(images, mean, std)
+
+
+def _kept(cache: Path, stem: str, summary: Summary) -> Pixels | None:
+    """What a cache holds, if it is whole and of this data set."""
+    path = cache / f"{stem}.npy"
+    try:
+        description = _Description(**read_json(cache / f"{stem}.json"))
+        if description.version != VERSION or description.content != summary.digest:
+            return None
+        if path.stat().st_size != description.size_bytes or sha256(path) != description.sha256:
+            return None
+        return Pixels(_mapped(path), tuple(description.mean), tuple(description.std))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _mapped(path: Path) -> NDArray[np.uint8]:
+    import numpy as np
+
+    # Copy on write: ranks of a node share the pages, and torch takes it without a warning about read-only memory.
+    images: NDArray[np.uint8] = np.load(path, mmap_mode="c", allow_pickle=False)
+    return images
+
+
+def _decode_all(listing: Listing, summary: Summary, size: int, path: Path, progress: Callable[[str], None]) -> None:
+    import numpy as np
+
+    def pixels_of(entry: Entry) -> NDArray[np.uint8]:
+        return np.asarray(decode(listing.folder / entry.path, channels=summary.channels, size=size))
+
+    progress(f"decoding {len(listing.entries):,} images in {listing.folder}")
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            shape = (len(listing.entries), summary.channels, size, size)
+            np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
+            for image in in_threads(pixels_of, listing.entries, progress, "decoded"):
+                # Plain writes: a full disk is then an error here, where a mapped file would end the process.
+                stream.write(image.tobytes() if image.ndim == 2 else image.transpose(2, 0, 1).tobytes())
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
