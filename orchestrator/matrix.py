@@ -1,0 +1,319 @@
+"""ExperimentSpec -> cells: products, conditions, exclusions and duplicates, in a stable order.
+
+Cells come matrix by matrix, a matrix's axes in file order with the last one fastest (its own keys, its own zips, the
+zips of the file), then the includes. The order of axes changes the order of cells and nothing else. Everything that
+depends on few keys is worked out once for each combination of them, so that 40,000 cells take well under a second.
+
+Keys that mean nothing in a cell are set to their defaults before it is hashed, so that they tell no runs apart:
+``momentum`` and ``nesterov`` without SGD, ``workers`` without the ``dataloader`` loader, ``epochs`` beside ``steps``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from orchestrator.experiment import Condition, ExperimentSpec, Published, Row
+from orchestrator.keys import KEYS, REQUIRED, StrategyChoice, Value
+from orchestrator.plugins import Plugins
+from orchestrator.rules import READ, Rules
+from orchestrator.tomlfile import show
+from workloads.contract import EXECUTION_KEYS, Execution, Hardware, TrainConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run that the experiment asks for."""
+
+    train: TrainConfig
+    execution: Execution
+    run_id: str
+    label: str
+    """For people, such as ``cnn-ddp-cpu2-s0-lr=0.1``: the keys that vary in this experiment. Not unique, any length."""
+    published: tuple[Published, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """One cell of a product that will not run."""
+
+    fields: dict[str, Any]
+    """Its training keys that are not default."""
+    rule: str
+    """``exclude[0]`` of the file, or a rule of ours such as ``strategy eager``."""
+    why: str
+
+
+@dataclass(slots=True)
+class Matrix:
+    """All cells of an experiment."""
+
+    cells: list[Cell] = field(default_factory=list)
+    excluded: list[Excluded] = field(default_factory=list)
+    merged: int = 0
+    """Cells that were the same run as an earlier one."""
+    merged_labels: dict[str, int] = field(default_factory=dict)
+    """Label of the cell that stayed -> how many others became it."""
+    notes: list[str] = field(default_factory=list)
+    """What people should know: keys that mean nothing, conditions that no cell meets, what ``--set`` replaced."""
+
+
+_DEFAULTS: dict[str, Value] = {
+    f.name: None if f.default is dataclasses.MISSING else f.default
+    for f in dataclasses.fields(TrainConfig)
+    if f.name != "strategy_options"
+} | {
+    "time_limit": Execution().time_limit_s,
+    "mem": Execution().mem_bytes,
+    "checkpoint_every": Execution().checkpoint_every,
+    "hang_timeout_s": Execution().hang_timeout_s,
+}
+"""What a key holds where the file says nothing; ``None`` for ``cpus`` means that hardware and strategy decide."""
+
+_MEANINGLESS: tuple[tuple[str, Callable[[Value], bool], tuple[str, ...], str], ...] = (
+    ("optimizer", lambda optimizer: optimizer != "sgd", ("momentum", "nesterov"), "without sgd"),
+    ("loader", lambda loader: loader != "dataloader", ("workers",), "without the dataloader loader"),
+    ("steps", lambda steps: steps is not None, ("epochs",), "beside steps"),
+)
+"""Where a key holds such a value, other keys mean nothing."""
+
+_ALWAYS_SHOWN = frozenset({*REQUIRED, "cpus", "seed", "repeat"})
+
+
+def expand(
+    spec: ExperimentSpec,
+    *,
+    default_cpus: Callable[[Hardware, int], int],
+    data_root: Path | None = None,
+    plugins: Plugins | None = None,
+) -> Matrix:
+    """All cells of an experiment, excluded ones apart.
+
+    Args:
+        spec: the checked experiment file.
+        default_cpus: (hardware, ranks) -> cores of a run whose ``cpus`` nobody set.
+        data_root: where data sets lie, for the shape of those that are folders; without it, or where a shape is not
+            known, the rules that need one are silent.
+        plugins: the declarations that the file was checked with; by default what is installed.
+    """
+    judge = _Judge(spec, default_cpus, Rules(plugins or Plugins.installed(), data_root))
+    tail = _Tail(spec)
+    matrix = Matrix()
+    index: dict[str, int] = {}
+    for values, own in _combinations(spec):
+        verdict = judge.verdict(values, own)
+        values.update(verdict.changes)
+        if verdict.rule:
+            matrix.excluded.append(Excluded(_fields(values, verdict.options), verdict.rule, verdict.why))
+            continue
+        for key in EXECUTION_KEYS:
+            del values[key]
+        train = TrainConfig(**values, strategy_options=verdict.options)
+        cell = Cell(train, verdict.execution, train.run_id(), verdict.label + tail.of(values), verdict.published)
+        known = index.setdefault(cell.run_id, len(matrix.cells))
+        if known == len(matrix.cells):
+            matrix.cells.append(cell)
+        else:
+            _merge(matrix, known, cell)
+    matrix.notes = [*spec.overrides, *judge.notes(), *matrix.notes]
+    return matrix
+
+
+def _combinations(spec: ExperimentSpec) -> Iterator[tuple[dict[str, Any], Row | None]]:
+    """The values of every cell before conditions, and an include's own values."""
+    base = _DEFAULTS | dict(spec.defaults)
+    for product in spec.products:
+        for rows in itertools.product(*(axis.rows for axis in product.axes)):
+            values = base.copy()
+            for row in rows:
+                values.update(row)
+            yield values, None
+    for include in spec.includes:
+        yield base | dict(include), include
+
+
+def _merge(matrix: Matrix, known: int, cell: Cell) -> None:
+    """Count a cell that is the same run as an earlier one; the earlier one's execution, both ones' published figures."""
+    first = matrix.cells[known]
+    matrix.merged += 1
+    matrix.merged_labels[first.label] = matrix.merged_labels.get(first.label, 0) + 1
+    if cell.execution != first.execution:
+        matrix.notes.append(f"{first.label} is asked for twice with different limits: the first ones count")
+    more = tuple(published for published in cell.published if published not in first.published)
+    if more:
+        matrix.cells[known] = dataclasses.replace(first, published=first.published + more)
+
+
+def _fields(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {
+        key: value
+        for key, value in values.items()
+        if key not in EXECUTION_KEYS and (key in _ALWAYS_SHOWN or value != _DEFAULTS[key])
+    }
+    return fields | ({"strategy_options": dict(options)} if options else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Verdict:
+    """What holds for all cells that agree in the keys which conditions and rules read."""
+
+    changes: dict[str, Value]
+    """By conditional blocks, the default of ``cpus``, and keys that mean nothing; the strategy by its name."""
+    options: dict[str, Any]
+    execution: Execution
+    published: tuple[Published, ...]
+    label: str
+    """Model, strategy and hardware."""
+    rule: str = ""
+    """What excludes the cells; empty when they run."""
+    why: str = ""
+
+
+class _Judge:
+    """Conditions, exclusions, published figures and rules, worked out once for each combination of what they read."""
+
+    def __init__(self, spec: ExperimentSpec, default_cpus: Callable[[Hardware, int], int], rules: Rules) -> None:
+        self._spec = spec
+        self._default_cpus = default_cpus
+        self._rules = rules
+        matches = [condition for kind in _conditions(spec).values() for condition in kind]
+        read = {*READ, *EXECUTION_KEYS, "cpus", *itertools.chain.from_iterable(matches)}
+        for key, _, meaningless, _ in _MEANINGLESS:
+            read |= {key, *meaningless}
+        self._read = itemgetter(*sorted(read))
+        self._verdicts: dict[tuple[Value, ...], _Verdict] = {}
+        self._met: set[tuple[str, int]] = set()
+        self._ignored: dict[str, None] = {}
+
+    def verdict(self, values: dict[str, Value], own: Row | None) -> _Verdict:
+        """The verdict on one cell; ``own`` values of an include are left alone by conditions and exclusions."""
+        if own is not None:
+            return self._judge(values, own)
+        key = self._read(values)
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = self._verdicts[key] = self._judge(values, None)
+        return verdict
+
+    def notes(self) -> list[str]:
+        """What people should know of this experiment: conditions that no cell met, keys that mean nothing."""
+        unmet = [
+            f"{kind}[{i}] meets no cell"
+            for kind, conditions in _conditions(self._spec).items()
+            for i in range(len(conditions))
+            if (kind, i) not in self._met
+        ]
+        return [*unmet, *self._ignored]
+
+    def _judge(self, values: dict[str, Value], own: Row | None) -> _Verdict:
+        changes: dict[str, Value] = {}
+        for i, when in enumerate(self._spec.whens):
+            if self._meets("when", i, values | changes, when.conditions):
+                changes.update({key: value for key, value in when.values.items() if own is None or key not in own})
+        values = values | changes
+        choice, hardware = values["strategy"], str(values["hardware"])
+        assert isinstance(choice, StrategyChoice)
+        if values["cpus"] is None:
+            ranks = self._rules.ranks(choice, hardware)
+            values["cpus"] = changes["cpus"] = self._default_cpus(Hardware.parse(hardware), ranks)
+        rule, why = self._exclusion(values) if own is None else ("", "")
+        published = tuple(
+            rule.published
+            for i, rule in enumerate(self._spec.published)
+            if self._meets("published", i, values, rule.match)
+        )
+        changes.update(self._meaningless(values))
+        breach = None if rule else self._rules.breach(values | changes)
+        return _Verdict(
+            changes=changes | {"strategy": choice.name},
+            options=dict(choice.options),
+            execution=_execution(values),
+            published=published,
+            label=f"{values['model']}-{choice}-{_short(hardware)}",
+            rule=breach.rule if breach else rule,
+            why=breach.why if breach else why,
+        )
+
+    def _meets(self, kind: str, i: int, values: Mapping[str, Value], condition: Condition) -> bool:
+        for key, wanted in condition.items():
+            value = values[key]
+            if (value.name if isinstance(value, StrategyChoice) else value) not in wanted:
+                return False
+        self._met.add((kind, i))
+        return True
+
+    def _exclusion(self, values: Mapping[str, Value]) -> tuple[str, str]:
+        for i, exclude in enumerate(self._spec.excludes):
+            if self._meets("exclude", i, values, exclude.match):
+                return f"exclude[{i}]", exclude.why
+        return "", ""
+
+    def _meaningless(self, values: Mapping[str, Value]) -> dict[str, Value]:
+        changes = {}
+        for key, holds, others, because in _MEANINGLESS:
+            for other in others if holds(values[key]) else ():
+                if values[other] != _DEFAULTS[other]:
+                    changes[other] = _DEFAULTS[other]
+                    self._ignored[f"{other} means nothing {because}: it tells no runs apart there"] = None
+        return changes
+
+
+def _short(hardware: str) -> str:
+    """``cpu2``, ``a100x2``, ``a100x4x2``."""
+    kind, _, devices = hardware.rpartition(":")
+    return f"{kind}x{devices}" if kind[-1].isdigit() else kind + devices
+
+
+def _conditions(spec: ExperimentSpec) -> dict[str, list[Condition]]:
+    return {
+        "when": [when.conditions for when in spec.whens],
+        "exclude": [exclude.match for exclude in spec.excludes],
+        "published": [rule.match for rule in spec.published],
+    }
+
+
+def _execution(values: Mapping[str, Any]) -> Execution:
+    return Execution(
+        time_limit_s=values["time_limit"],
+        mem_bytes=values["mem"],
+        checkpoint_every=values["checkpoint_every"],
+        hang_timeout_s=values["hang_timeout_s"],
+    )
+
+
+class _Tail:
+    """The end of labels: the seed, and every other key that holds more than one value in this experiment."""
+
+    def __init__(self, spec: ExperimentSpec) -> None:
+        base = _DEFAULTS | dict(spec.defaults)
+        seen: dict[str, set[Value]] = {key: set() for key in base}
+        for product in spec.products:
+            rows = [row for axis in product.axes for row in axis.rows]
+            axes = {key for row in rows for key in row}
+            for row in [*rows, {key: value for key, value in base.items() if key not in axes}]:
+                _see(seen, row)
+        for include in spec.includes:
+            _see(seen, base | dict(include))
+        for when in spec.whens:
+            _see(seen, when.values)
+        elsewhere = {"model", "strategy", "hardware", "seed", *EXECUTION_KEYS}
+        self._keys = [key for key in KEYS if len(seen[key]) > 1 and key not in elsewhere]
+
+    def of(self, values: Mapping[str, Value]) -> str:
+        """``-s0-lr=0.1`` for one cell."""
+        tail = f"-s{values['seed']}"
+        for key in self._keys:
+            value = values[key]
+            if value is not None:
+                tail += f"-{key}={show(value) if isinstance(value, bool) else value}"
+        return tail
+
+
+def _see(seen: dict[str, set[Value]], row: Row) -> None:
+    for key, value in row.items():
+        seen[key].add(value)

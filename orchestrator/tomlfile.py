@@ -1,0 +1,177 @@
+"""TOML files as people leave them, and what pydantic finds wrong in them as mistakes with a place."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from orchestrator.errors import Mistake
+
+Place = tuple[str | int, ...]
+"""Keys and list indices from the top of a document down to a value."""
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+_AT = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+_UNQUOTED = re.compile(r"(?P<key>[A-Za-z_]+) *= *(?P<value>[A-Za-z0-9][\w.:/ -]*)\s*(?:#.*)?$")
+
+
+class TomlError(ValueError):
+    """Text that is not TOML: ``where`` (``line 3, column 5``), ``what``, ``hint``."""
+
+    def __init__(self, where: str, what: str, hint: str) -> None:
+        self.where = where
+        self.what = what
+        self.hint = hint
+        super().__init__(f"{where}: {what}")
+
+
+def decode(content: bytes) -> str:
+    """The text of a file: UTF-8 with or without a byte order mark, lines ended the Unix or the Windows way.
+
+    Raises:
+        TomlError: the bytes are not UTF-8.
+    """
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        byte = content[error.start]
+        raise TomlError(f"line {line}", f"byte 0x{byte:02x} is not UTF-8", "save the file as UTF-8") from error
+
+
+def parse(text: str) -> dict[str, Any]:
+    """The document.
+
+    Raises:
+        TomlError: the text is not TOML.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = str(error)
+        at = _AT.search(message)
+        what = _AT.sub("", message)
+        if at is None or at[1] is None:
+            raise TomlError("end of file", f"not TOML: {what}", "") from error
+        line = text.split("\n")[int(at[1]) - 1].strip()
+        unquoted = _UNQUOTED.fullmatch(line)
+        hint = f'texts stand in quotes: {unquoted["key"]} = "{unquoted["value"].strip()}"' if unquoted else ""
+        raise TomlError(f"line {at[1]}, column {at[2]}", f"not TOML: {what}", hint) from error
+
+
+def show(value: object) -> str:
+    """A value as TOML writes it, near enough for a message."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{value}"' if value.isprintable() else repr(value)
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, list):
+        return "a list"
+    return str(value)
+
+
+def locate(place: Sequence[str | int], document: Any) -> str:
+    """``matrix.lr[1]``; an index is left out where the document has one value and not a list."""
+    text = ""
+    here = document
+    for step in place:
+        if isinstance(step, int):
+            if isinstance(here, list):
+                text += f"[{step}]"
+                here = here[step] if step < len(here) else None
+            continue
+        key = step if _BARE_KEY.fullmatch(step) else show(step)
+        text += f".{key}" if text else key
+        here = here.get(step) if isinstance(here, Mapping) else None
+    return text
+
+
+def refuse(what: str, hint: str = "") -> PydanticCustomError:
+    """An error for a validator to raise: one mistake at the value itself."""
+    return refuse_all([((), what, hint)])
+
+
+def refuse_all(mistakes: Sequence[tuple[Place, str, str]]) -> PydanticCustomError:
+    """An error for a validator to raise: several mistakes, each (place below the value, what, hint)."""
+    return PydanticCustomError("mistakes", "{count} mistakes", {"count": len(mistakes), "mistakes": list(mistakes)})
+
+
+def mistakes(error: ValidationError, document: Any, prefix: str, unknown: Callable[[Place], str]) -> list[Mistake]:
+    """Every error of a validation as a mistake of the file.
+
+    Args:
+        error: what pydantic found.
+        document: the parsed file, to tell one value from a list of one.
+        prefix: what stands before each place, such as ``experiment.toml: ``.
+        unknown: the hint for an unknown key at a place.
+    """
+    return [
+        Mistake(prefix + locate(place, document), what, hint)
+        for details in error.errors(include_url=False)
+        for place, what, hint in explain(details, unknown)
+    ]
+
+
+def explain(details: ErrorDetails, unknown: Callable[[Place], str]) -> list[tuple[Place, str, str]]:
+    """One pydantic error in our words: (place, what, hint), more than one where a validator reported several."""
+    place: Place = details["loc"]
+    context = details.get("ctx", {})
+    kind = details["type"]
+    if kind == "mistakes":
+        return [(place + below, what, hint) for below, what, hint in context["mistakes"]]
+    if kind == "extra_forbidden":
+        return [(place, f"unknown key {show(place[-1])}", unknown(place))]
+    if kind == "missing":
+        return [(place[:-1], f'there is no "{place[-1]}" here', f'add "{place[-1]}"')]
+    return [(place, *_describe(kind, details["input"], context))]
+
+
+_KINDS = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "finite_number": "a finite number",
+}
+_BOUNDS = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def _describe(kind: str, value: object, context: Mapping[str, Any]) -> tuple[str, str]:
+    if kind in _BOUNDS:
+        name, words = _BOUNDS[kind]
+        bound = context[name]
+        return f"{show(value)} is out of range", f"write a value of {words} {bound:g}"
+    if kind == "too_short":
+        return "an empty list: the product over it has no cell", "give at least one value, or remove the key"
+    if kind not in _KINDS:
+        return f"{show(value)} is not allowed ({kind.replace('_', ' ')})", ""
+    return f"{show(value)} is not {_KINDS[kind]}", _hint(kind, value)
+
+
+def _hint(kind: str, value: object) -> str:
+    if kind == "int_type" and isinstance(value, float) and value.is_integer():
+        return f"write {int(value)}"
+    if kind in {"int_type", "float_type", "bool_type"} and isinstance(value, str):
+        return "numbers, true and false stand without quotes"
+    if kind == "string_type" and isinstance(value, int | float):
+        return f'texts stand in quotes: "{show(value)}"'
+    if kind == "string_type" and hasattr(value, "isoformat"):
+        return f'this is a TOML date or time; quote it: "{value}"'
+    if isinstance(value, list) and kind != "list_type":
+        return "one value stands here; lists of values to try stand in [matrix]"
+    return ""
