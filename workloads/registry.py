@@ -115,6 +115,8 @@ class DatasetDeclaration:
     when two processes run it at once, never leaves half a data set. Raises DatasetError."""
     load: Callable[[Path | None, str, TrainConfig], ImageData]
     """In the job: verified arrays or files. Raises DatasetError naming the damaged file."""
+    members: Callable[[Path | None], list[str]] | None = None
+    """Of a family: the full names of what lies below the data root now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

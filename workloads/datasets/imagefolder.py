@@ -75,6 +75,10 @@ def _data_sets(root: Path) -> list[str]:
     return []
 
 
+def _members(root: Path | None) -> list[str]:
+    return [f"imagefolder/{folder}" for folder in _data_sets(root)] if root is not None else []
+
+
 def _shape(root: Path | None, name: str) -> DatasetShape | None:
     try:
         found = manifest.newest(located(root, name))
@@ -187,4 +191,5 @@ DECLARATION = DatasetDeclaration(
     digest=_digest,
     prepare=_prepare,
     load=_load,
+    members=_members,
 )
