@@ -14,9 +14,11 @@ from pathlib import Path
 
 from orchestrator import cluster as clusters
 from orchestrator import experiment as experiments
+from orchestrator import matrix, resources
 from orchestrator.cli.workspace import Workspace
 from orchestrator.errors import OrchestrateError
 from orchestrator.interpreter import Packages
+from orchestrator.profile import ClusterProfile
 from workloads import registry
 
 MINIMUM_FREE_BYTES = 1 << 30
@@ -60,7 +62,7 @@ def examine(workspace: Workspace, *, local: bool, cluster: Path | None) -> Itera
             yield from _slurm_commands()
     packages = Packages.of(profile.python if profile else None)
     yield from _strategies(packages)
-    yield from _experiment(workspace)
+    yield from _experiment(workspace, profile)
 
 
 def _python() -> Finding:
@@ -84,7 +86,9 @@ def _runs_folder(runs: Path) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(folder).free
     if free < MINIMUM_FREE_BYTES:
-        yield Finding("runs", Verdict.NOTE, f"{runs}: only {free / 2**20:.0f} MiB free", "free some, or name another disk")
+        yield Finding(
+            "runs", Verdict.NOTE, f"{runs}: only {free / 2**20:.0f} MiB free", "free some, or name another disk"
+        )
     else:
         yield Finding("runs", Verdict.OK, f"{runs}, {free / 2**30:.0f} GiB free")
 
@@ -132,7 +136,7 @@ def _strategies(packages: Packages) -> Iterator[Finding]:
             yield Finding("strategy", Verdict.OK, name)
 
 
-def _experiment(workspace: Workspace) -> Iterator[Finding]:
+def _experiment(workspace: Workspace, profile: ClusterProfile | None) -> Iterator[Finding]:
     path = workspace.experiment
     if not path.exists():
         yield Finding("experiment", Verdict.NOTE, f"no {path} here", "orchestrate init --study demo")
@@ -143,11 +147,11 @@ def _experiment(workspace: Workspace) -> Iterator[Finding]:
         yield Finding("experiment", Verdict.FAIL, error.text())
         return
     yield Finding("experiment", Verdict.OK, f"{path}: {spec.name}")
-    for name in sorted(spec.datasets()):
+    cells = matrix.expand(spec, default_cpus=resources.default_cpus(profile), data_root=workspace.data_root).cells
+    for name in sorted({cell.train.dataset for cell in cells}):
         declaration = registry.find(registry.datasets(), name)
         problems = declaration.check(workspace.data_root, name) if declaration else []
         for problem in problems:
             yield Finding("data", Verdict.FAIL, f"{name}: {problem.where}: {problem.what}", problem.fix)
         if not problems:
             yield Finding("data", Verdict.OK, name)
-

@@ -17,23 +17,21 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.provenance import code_digest
-
 from orchestrator import cluster as clusters
 from orchestrator import experiment as experiments
 from orchestrator import matrix, render, resources
 from orchestrator.cli.workspace import Workspace
 from orchestrator.errors import InputError
 from orchestrator.interpreter import Packages
-from orchestrator.matrix import Cell, Excluded
+from orchestrator.matrix import Cell, Excluded, Matrix
 from orchestrator.resources import ResourceShape
 from workloads import registry
 from workloads.contract import Execution, RunSpec, State, TrainConfig
+from workloads.provenance import code_digest
 from workloads.rundir import read_json, write_bytes
 
 if TYPE_CHECKING:
     from db.queries import Duration, RunRecord
-
     from orchestrator.cluster import ClusterProfile
     from orchestrator.executors.machine import Machine
 
@@ -278,7 +276,7 @@ def make(
         packages: what the job's interpreter has installed.
         digests: names of the sources, kept in the plan.
     """
-    expanded = matrix.expand(spec, default_cpus=resources.default_cpus(profile))
+    expanded = matrix.expand(spec, default_cpus=resources.default_cpus(profile), data_root=workspace.data_root)
     shapes = _Shapes(profile, machine, packages)
     data = _DataSets(workspace.data_root, local=profile is None)
     code = code_digest()
@@ -304,7 +302,7 @@ def make(
         merged=expanded.merged,
         gpu_hours=_hours([run for run in runs if run.action in {Action.NEW, Action.FAILED}], durations),
         checks=[
-            *_warnings(expanded, runs),
+            *_remarks(expanded, runs),
             *packages.findings(),
             *data.findings({run.cell.train.dataset for run in runs}),
         ],
@@ -377,9 +375,8 @@ def _history(workspace: Workspace) -> tuple[dict[str, RunRecord], list[Duration]
     """What the store knows, new results read in first; nothing where no run was ever sent."""
     if "://" not in workspace.database and not Path(workspace.database).exists() and not workspace.runs.exists():
         return {}, []
-    from db.engine import open_store
-
     from db import queries
+    from db.engine import open_store
     from orchestrator import tracker
 
     with open_store(workspace.database) as store:
@@ -471,10 +468,13 @@ class _DataSets:
         return found
 
 
-def _warnings(runs: Sequence[PlannedRun]) -> list[Check]:
+def _remarks(expanded: Matrix, runs: Sequence[PlannedRun]) -> list[Check]:
+    remarks = [Check(False, note) for note in expanded.notes]
+    for label, others in expanded.merged_labels.items():
+        remarks.append(Check(False, f"{label} was asked for {others + 1} times and runs once"))
     if not runs:
-        return [Check(False, "every cell is excluded: nothing can run", "see the reasons below")]
-    return []
+        remarks.append(Check(False, "every cell is excluded, nothing can run", "see the rules of the excluded cells"))
+    return remarks
 
 
 def _scripts(runs: Sequence[PlannedRun], profile: ClusterProfile, runs_folder: Path) -> list[Script]:
@@ -494,7 +494,7 @@ def _scripts(runs: Sequence[PlannedRun], profile: ClusterProfile, runs_folder: P
 
 
 def _hours(runs: Sequence[PlannedRun], durations: Sequence[Duration]) -> Hours:
-    """GPU-hours of what would be sent: the limits as upper bound, measured history as expectation where there is one."""
+    """GPU-hours of what would be sent: limits as upper bound, measured history as expectation where there is any."""
     high = sum(run.shape.gpu_hours_limit for run in runs)
     history = _per_unit_times(durations)
     known = [(run, times) for run in runs if (times := history.get(_history_key(run.cell.train)))]
