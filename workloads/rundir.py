@@ -260,11 +260,17 @@ class EventLog:
 _PROCESS_START = time.monotonic()
 
 
-def read_events(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+def read_events(path: Path, offset: int = 0, *kinds: str) -> tuple[list[dict[str, Any]], int]:
     """Whole lines from a byte offset on, and the offset to go on from.
 
     A broken line in the middle (its writer was killed, the disk was full) is passed over; a last line without its
     newline is left for the next call. A missing file has no events.
+
+    Args:
+        path: the file.
+        offset: where the last call stopped.
+        kinds: the events that are wanted; none for all. Other lines, such as those with every step's time, are mostly
+            passed over without being parsed.
     """
     try:
         with open(path, "rb") as stream:
@@ -273,15 +279,31 @@ def read_events(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]
     except FileNotFoundError:
         return [], offset
     end = content.rfind(b"\n") + 1
-    events = []
-    for line in content[:end].splitlines():
-        try:
-            event = json.loads(line.decode("utf-8"))
-        except ValueError:
-            continue
-        if isinstance(event, dict) and isinstance(event.get("event"), str):
-            events.append(event)
-    return events, offset + end
+    lines = content[:end].splitlines()
+    if kinds:
+        wanted = tuple(f'{_EVENT_START}{kind}"'.encode() for kind in kinds)
+        lines = [line for line in lines if line.startswith(wanted) or not line.startswith(_EVENT_START.encode())]
+    events = [e for e in _parse(lines) if isinstance(e, dict) and isinstance(e.get("event"), str)]
+    return [e for e in events if not kinds or e["event"] in kinds], offset + end
+
+
+_EVENT_START = '{"event":"'
+"""How :class:`EventLog` begins each line."""
+
+
+def _parse(lines: list[bytes]) -> list[Any]:
+    """The values of JSON lines; all at once when none is broken, which is much faster."""
+    try:
+        values: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
+        if len(values) == len(lines):
+            return values
+    except ValueError:
+        pass
+    values = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            values.append(json.loads(line))
+    return values
 
 
 def _finite(value: Any) -> Any:
