@@ -24,7 +24,7 @@ MEASURED_PACKAGES = frozenset(
     {"deepspeed", "horovod", "numpy", "pillow", "scikit-learn", "tensorflow", "tensorflow-cpu", "timm", "torch"}
     | {"torchgpipe", "torchvision", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"}
 )
-"""Distributions whose version may change what is learned or how fast; others come and go without making a result stale."""
+"""Distributions whose version may change what is learned or how fast; others do not make results stale."""
 
 _TOLD_VARIABLES = re.compile(r"(CUDA|NCCL|GLOO|OMP|MKL|TORCH|PYTORCH|SLURM_(JOB|STEP|NODE|CPU|GPU|NTASKS|TASKS)).*")
 _TOOL_TIMEOUT_S = 10

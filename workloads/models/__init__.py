@@ -1,1 +1,1 @@
-"""Models, one file each. A file's stem is the name that users write; files without a ``DECLARATION`` are shared parts."""
+"""Models, one file each. A file's stem is the name that users write; one without ``DECLARATION`` is a shared part."""

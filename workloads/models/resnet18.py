@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def image_size(_name: str, wished: int) -> int:
-    """Any size will do: padding keeps every stage at one pixel or more, and the pooling before the classifier is global."""
+    """Any size will do: padding keeps every stage at one pixel or more, and the last pooling is global."""
     return wished
 
 
@@ -24,12 +24,15 @@ def build(factory: str, config: TrainConfig, channels: int, classes: int) -> nn.
     from workloads.models.dropout import override
 
     model: nn.Module = getattr(torchvision.models, factory)(weights=None, num_classes=classes)
+    if config.stem == "cifar" or channels != 3:
+        small = config.stem == "cifar"
+        stem = nn.Conv2d(
+            channels, 64, kernel_size=3 if small else 7, stride=1 if small else 2, padding=1 if small else 3, bias=False
+        )
+        nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")  # as torchvision does for its own
+        model.conv1 = stem
     if config.stem == "cifar":
-        model.conv1 = nn.Conv2d(channels, 64, kernel_size=3, stride=1, padding=1, bias=False)
         model.maxpool = nn.Identity()
-    elif channels != 3:
-        model.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
-    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     override(model, config.dropout)
     return model
 

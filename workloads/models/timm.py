@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workloads.contract import TrainConfig
 from workloads.errors import InputError
@@ -14,11 +12,16 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def _image_size(_name: str, wished: int) -> int:
-    return wished
+def _create(name: str, channels: int, classes: int, **more: Any) -> nn.Module:
+    import timm
+
+    model: nn.Module = timm.create_model(name, pretrained=False, in_chans=channels, num_classes=classes, **more)
+    return model
 
 
 def _build(config: TrainConfig, channels: int, classes: int, image_size: int) -> nn.Module:
+    import difflib
+
     import timm
 
     from workloads.models.dropout import override
@@ -31,18 +34,19 @@ def _build(config: TrainConfig, channels: int, classes: int, image_size: int) ->
             where="experiment.toml: model",
             hint=f"nearest: {near}" if near else "timm.list_models() lists them all",
         )
-    arguments = {"pretrained": False, "in_chans": channels, "num_classes": classes}
     try:
         # Convolutional models take any size and know no such argument; transformers must be told.
-        model: nn.Module = timm.create_model(name, img_size=image_size, **arguments)
+        model = _create(name, channels, classes, img_size=image_size)
     except TypeError as error:
         if "img_size" not in str(error):
             raise
-        model = timm.create_model(name, **arguments)
+        model = _create(name, channels, classes)
     except (AssertionError, ValueError) as error:
-        reason = str(error) or inspect.trace()[-1].function
         raise InputError(
-            f"timm/{name} cannot be built for {image_size} px images", why=reason, hint="set image_size"
+            f"timm/{name} cannot be built for {image_size} px images",
+            where="experiment.toml: image_size",
+            why=str(error),
+            hint="set image_size to what the model is made for",
         ) from error
     override(model, config.dropout)
     return model
@@ -53,6 +57,6 @@ DECLARATION = ModelDeclaration(
     summary="Any model of timm by its name there, such as timm/mobilenetv3_small_100.",
     frameworks=("torch",),
     packages=("torch", "torchvision", "timm"),
-    image_size=_image_size,
+    image_size=lambda _name, wished: wished,
     build=_build,
 )

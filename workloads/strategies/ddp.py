@@ -26,16 +26,23 @@ class Ddp:
     optimizer: torch.optim.Optimizer
 
     def __init__(self, task: Task) -> None:
+        import inspect
+
         import torch
         from torch.nn.parallel import DistributedDataParallel
 
+        # torch 2.14 renamed the flag that stops a broadcast of all buffers before every step.
+        known = inspect.signature(DistributedDataParallel).parameters
+        no_broadcast: dict[str, Any] = {
+            "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False
+        }
         self._task = task
         self._inference = torch.inference_mode
         self._module = task.module.to(task.device)
         self._replica = DistributedDataParallel(
             self._module,
             device_ids=[task.device.index] if task.device.type == "cuda" else None,
-            broadcast_buffers=False,
+            **no_broadcast,
             bucket_cap_mb=task.options["bucket_cap_mb"],
             gradient_as_bucket_view=task.options["gradient_as_bucket_view"],
             static_graph=task.options["static_graph"],
@@ -90,7 +97,7 @@ class Ddp:
             # One message for all layers: hundreds of small ones cost more than the evaluation of a small test set.
             flat = torch.cat([b.reshape(-1) for b in self._statistics])
             distributed.all_reduce(flat)
-            parts = (flat / self._task.world.size).split([b.numel() for b in self._statistics])
+            parts = torch.split(flat / self._task.world.size, [b.numel() for b in self._statistics])  # type: ignore[no-untyped-call]
             for buffer, mean in zip(self._statistics, parts, strict=True):
                 buffer.copy_(mean.view_as(buffer))
 

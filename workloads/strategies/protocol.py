@@ -1,17 +1,18 @@
 """What the torch loop hands to a strategy (``Task``) and asks of it (``Strategy``). Imports no framework when it runs.
 
 The loop owns everything that must not differ between strategies: data order, model initialisation, precision, loss,
-optimiser settings, learning rate, evaluation, checkpoints, measurement. A strategy owns where parameters and activations
-live and who talks to whom. It is constructed as ``declaration.create()(task)`` on every rank of the world, with the
-process group already up when there are several ranks.
+optimiser settings, learning rate, evaluation, checkpoints, measurement. A strategy owns where parameters and
+activations live and who talks to whom. It is constructed as ``declaration.create()(task)`` on every rank of the world,
+with torch's process group already up where the topology is one process per device.
 
 The three rules that make strategies comparable:
 
-* *Sums, never means, leave a rank.* ``train_step`` returns this rank's share of the summed loss. Shares added over ranks
-  and divided by ``batch.num_global`` are the mean loss of the global batch, whatever the split. A pipeline stage that does
-  not see the loss returns zero.
-* *Every sample is answered once.* Added over ranks, the rows of ``logits`` that are not None are each test sample once. A
-  strategy that splits the batch answers its own part; one that does not (a pipeline) answers on one rank, None elsewhere.
+* *Sums, never means, leave a rank.* ``train_step`` returns this rank's share of the summed loss. Shares added over
+  ranks and divided by ``batch.num_global`` are the mean loss of the global batch, whatever the split. A pipeline stage
+  that does not see the loss returns zero.
+* *Every sample is answered once.* Added over ranks, the rows of ``logits`` that are not None are each test sample once.
+  A strategy that splits the batch answers its own part; one that does not (a pipeline) answers on one rank, None
+  elsewhere.
 * *Calls are collective.* All ranks make the same calls in the same order, so a strategy may communicate in any of them;
   that is also why a rank without samples still gets a stand-in batch.
 """

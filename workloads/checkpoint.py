@@ -1,0 +1,100 @@
+"""Checkpoints: whole model and optimiser on the CPU, written so that a kill leaves the old one or the new one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+VERSION = 1
+
+
+class DamagedCheckpointError(Exception):
+    """The file is there and cannot be used; it was moved aside and the message says where."""
+
+
+def cpu_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Model and optimiser as :meth:`workloads.strategies.protocol.Strategy.state_dict` promises them."""
+    return {"model": _to_cpu(module.state_dict()), "optimizer": _to_cpu(optimizer.state_dict())}
+
+
+def _to_cpu(state: Any) -> Any:
+    import torch
+
+    if isinstance(state, torch.Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return {k: _to_cpu(v) for k, v in state.items()}
+    if isinstance(state, list):
+        return [_to_cpu(v) for v in state]
+    return state
+
+
+def save(path: Path, run_id: str, state: dict[str, Any], progress: dict[str, Any]) -> None:
+    """Write a checkpoint: temp file in the same folder, fsync, rename.
+
+    Args:
+        state: a strategy's state.
+        progress: numbers, texts and lists of them: where training stands and what was measured.
+
+    Raises:
+        OSError: the disk is full or the folder not writable; the checkpoint before is untouched.
+    """
+    import torch
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            torch.save({"version": VERSION, "run_id": run_id, **state, "progress": progress}, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(name, path)
+    except RuntimeError as error:
+        # torch's zip writer says so when the stream refuses bytes.
+        raise OSError(f"{path}: {error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+
+
+def load(path: Path, run_id: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The strategy's state and the progress of a checkpoint; None when there is none.
+
+    Raises:
+        DamagedCheckpointError: it is cut short, damaged, of another run or another version.
+    """
+    import torch
+
+    if not path.exists():
+        return None
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        if content["version"] != VERSION or content["run_id"] != run_id:
+            raise ValueError(f"version {content['version']} of run {content['run_id']}")
+        return {"model": content["model"], "optimizer": content["optimizer"]}, content["progress"]
+    except (
+        RuntimeError,
+        ValueError,
+        KeyError,
+        TypeError,
+        EOFError,
+        pickle.UnpicklingError,
+        zipfile.BadZipFile,
+    ) as error:
+        raise DamagedCheckpointError(f"{path}: {type(error).__name__}: {error}".partition("\n")[0]) from error
+
+
+def set_aside(path: Path) -> Path:
+    """Keep a damaged checkpoint for people to look at, out of the way of the next one."""
+    aside = path.with_name(f"{path.name}.damaged")
+    path.replace(aside)
+    return aside

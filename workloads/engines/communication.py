@@ -1,0 +1,111 @@
+"""The torch process group of a run, and the few small exchanges that the loop itself needs."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from workloads import rendezvous
+from workloads.rundir import AttemptDir
+from workloads.world import Launcher, World
+
+RENDEZVOUS_TIMEOUT_S = 300
+"""Ranks on busy file systems import at very different speed."""
+
+Answer = TypeVar("Answer")
+
+
+class Communication:
+    """Collective calls over the ranks of a world; with one rank they return what they were given.
+
+    Args:
+        join: whether to make torch's default process group, which strategies of one process per device use.
+        hang_timeout_s: the watchdog's, which must fire first: it shows where every rank stands. 0 takes torch's limit.
+    """
+
+    def __init__(
+        self, world: World, attempt: AttemptDir, device: torch.device, *, join: bool, hang_timeout_s: int
+    ) -> None:
+        self._world = world
+        self._device = device
+        self._joined = join
+        self._host_group: distributed.ProcessGroup | None = None
+        if not join:
+            return
+        timeout = datetime.timedelta(seconds=2 * hang_timeout_s) if hang_timeout_s else None
+        on_gpu = device.type == "cuda"
+        store = _store(world, attempt, hang_timeout_s)
+        distributed.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=store,
+            init_method=None if store is not None else "env://",
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timeout,
+            # Binds the communicator to the device now: an early failure, and no guess by barrier().
+            device_id=device if on_gpu else None,
+        )
+        if on_gpu and world.size > 1:
+            # Numbers that the host has, such as times, need not queue behind kernels.
+            group = distributed.new_group(backend="gloo", timeout=timeout)
+            assert not isinstance(group, int), "a group of all ranks has this one as a member"
+            self._host_group = group
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Sum over ranks, in place, queued on the device like a kernel."""
+        if self._world.size > 1:
+            distributed.all_reduce(tensor)
+        return tensor
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        """Maximum over ranks of each value."""
+        if self._world.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=self._host_group)
+        answer: list[float] = tensor.tolist()
+        return answer
+
+    def gather(self, answer: Answer) -> list[Answer]:
+        """What each rank says, in order of rank, on all ranks."""
+        if self._world.size == 1:
+            return [answer]
+        answers: list[Answer] = [answer] * self._world.size
+        distributed.all_gather_object(answers, answer, group=self._host_group)
+        return answers
+
+    def close(self) -> None:
+        """Wait for all ranks and part. Not for use after a failure: the others may never come."""
+        if self._joined:
+            if self._world.size > 1:
+                distributed.barrier(group=self._host_group)
+            distributed.destroy_process_group()
+
+
+def _store(world: World, attempt: AttemptDir, hang_timeout_s: int) -> Store | None:
+    """Where ranks meet; None when the launcher has set that up in the environment."""
+    if world.size == 1:
+        return HashStore()
+    if world.launcher is Launcher.TORCHRUN:
+        return None
+    patience_s = min(hang_timeout_s or RENDEZVOUS_TIMEOUT_S, RENDEZVOUS_TIMEOUT_S)
+    timeout = datetime.timedelta(seconds=patience_s)
+    if world.rank == 0:
+        store = TCPStore(rendezvous.LOOPBACK, 0, is_master=True, timeout=timeout, wait_for_workers=False)
+        addresses = rendezvous.own_addresses(world)
+        rendezvous.publish(attempt.rendezvous, world, store.port, addresses)
+    else:
+        address, port = rendezvous.find(attempt.rendezvous, world, patience_s)
+        store = TCPStore(address, port, is_master=False, timeout=timeout)
+        addresses = [address]
+    # gloo looks up the host's own name, which need not resolve, and may then choose a network that others cannot reach.
+    interface = next(filter(None, map(rendezvous.interface_towards, addresses)), "")
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    return store

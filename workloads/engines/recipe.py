@@ -1,0 +1,146 @@
+"""What a ``TrainConfig`` means in torch: precision, seeds, model, optimiser, rate, loss. Same for every strategy."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from workloads import registry
+from workloads.contract import TrainConfig
+from workloads.datasets.images import ImageData
+from workloads.errors import InputError
+
+
+def dtype_of(config: TrainConfig) -> torch.dtype:
+    """Of parameters and input; bf16 computes in a narrower one under autocast."""
+    return torch.float64 if config.precision == "fp64" else torch.float32
+
+
+def set_precision(config: TrainConfig) -> None:
+    """``fp32`` is IEEE everywhere: cuDNN's convolutions use TF32 by default, and that is another precision."""
+    tf32 = config.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
+def seed_of(*parts: int) -> int:
+    """A seed that depends on every part, and is the same on every machine."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8]) >> 1
+
+
+def image_size(config: TrainConfig, data: ImageData) -> int:
+    """Pixels a side that the model is fed.
+
+    Raises:
+        InputError: the model cannot take that size.
+    """
+    try:
+        return _declaration(config).image_size(config.model, config.image_size or data.image_size)
+    except ValueError as error:
+        raise InputError(
+            str(error), where="experiment.toml: image_size", hint="set image_size to one that fits"
+        ) from error
+
+
+def build_model(config: TrainConfig, data: ImageData, size: int) -> nn.Module:
+    """The model as every strategy starts from it: initialised from the seed, on the CPU."""
+    torch.manual_seed(config.seed)
+    module: nn.Module = _declaration(config).build(config, data.channels, len(data.class_names), size)
+    module.to(dtype_of(config))
+    if config.channels_last:
+        module.to(memory_format=torch.channels_last)
+    return module
+
+
+def _declaration(config: TrainConfig) -> registry.ModelDeclaration:
+    declaration = registry.find(registry.models(), config.model)
+    if declaration is None:
+        raise InputError(f"no model is named {config.model!r} here", hint="is the package that brings it installed?")
+    return declaration
+
+
+def make_optimizer(
+    config: TrainConfig, device: torch.device
+) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
+    """The maker of the configured optimiser. On a GPU its update is one fused kernel for many parameters."""
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        fused = device.type == "cuda"
+        if config.optimizer == "sgd":
+            return torch.optim.SGD(
+                parameters,
+                lr=config.lr,
+                momentum=config.momentum,
+                nesterov=config.nesterov,
+                weight_decay=config.weight_decay,
+                fused=fused,
+            )
+        kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+        return kind(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=fused)
+
+    return make
+
+
+def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
+    """The rate of a step (0-based) of ``steps``.
+
+    Warm-up rises in equal stages and reaches ``lr`` at its last step; no step has a rate of zero. ``cosine`` and
+    ``linear`` fall from ``lr`` right after it and would reach zero one step after the last.
+    """
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    done = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)
+    if config.schedule == "cosine":
+        return config.lr * 0.5 * (1.0 + math.cos(math.pi * done))
+    if config.schedule == "linear":
+        return config.lr * (1.0 - done)
+    return config.lr
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """For the next step, without waiting for the device."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def loss_sum(config: TrainConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """(logits, y) -> training loss summed over samples; bfloat16 logits are widened first."""
+
+    def compute(logits: Tensor, y: Tensor) -> Tensor:
+        wide = logits.float() if logits.dtype == torch.bfloat16 else logits
+        return functional.cross_entropy(wide, y, reduction="sum", label_smoothing=config.label_smoothing)
+
+    return compute
+
+
+def forward(config: TrainConfig, device: torch.device) -> Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]:
+    """(module, x) -> logits, under autocast for bf16."""
+    if config.precision != "bf16":
+        return lambda module, x: module(x)
+
+    def compute(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            return module(x)
+
+    return compute
+
+
+def set_training(config: TrainConfig) -> Callable[[nn.Module, bool], None]:
+    """(module, training) -> mode set; frozen batch norm stays in evaluation mode, so its statistics stand still."""
+    freeze = config.batch_norm == "frozen"
+
+    def switch(module: nn.Module, training: bool) -> None:
+        if module.training is training:
+            return
+        module.train(training)
+        if training and freeze:
+            for layer in module.modules():
+                if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                    layer.eval()  # batch norm freezing
+
+    return switch

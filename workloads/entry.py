@@ -1,0 +1,227 @@
+"""The callable that submitit runs on every rank: ``workloads.entry.run``. Frameworks come after the hardware check.
+
+By hand, under any launcher: ``python -m workloads.entry RUN_DIR ATTEMPT``.
+
+How an attempt ends, as the launcher sees it, is an :class:`ExitCode`. What a rank that fails owes the others is speed:
+it writes what it knows and leaves at once, past exit handlers that might wait for a collective call that never comes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import re
+import socket
+import sys
+import time
+import traceback
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum
+from pathlib import Path
+
+from workloads import provenance, registry
+from workloads.contract import RunResult, State
+from workloads.errors import InputError, JobError, OrchestrateError
+from workloads.job import Events, Interrupted, Job, Orders
+from workloads.rundir import AttemptDir, RunDir
+from workloads.watchdog import Pulse
+from workloads.world import World, check, visible_gpus
+
+ENGINES = {"torch": "workloads.engines.torch_loop"}
+"""Framework of a strategy -> the module whose ``train`` runs it."""
+
+ROOT_CAUSE_WAIT_S = 3.0
+"""A rank whose peer vanished gives the peer's own account of it so long to appear."""
+
+
+class ExitCode(IntEnum):
+    """Exit codes of a rank. The watchdog's is 1 too: it leaves a ``hang.<rank>.txt`` that is not empty."""
+
+    SUCCEEDED = 0
+    FAILED = 1
+    OUT_OF_MEMORY = 71
+    UNWRITABLE = 74
+    """Trained, but the result could not be written; it is on standard error."""
+    INTERRUPTED = 75
+    """SIGTERM, SIGINT or SIGUSR2; another attempt goes on from the last checkpoint."""
+    WRONG_HARDWARE = 78
+
+
+def run(run_dir: str, attempt: int) -> None:
+    """Carry out one attempt on this rank; returns when it succeeded and never returns when it did not.
+
+    Args:
+        run_dir: the run's folder, where ``spec.json`` is.
+        attempt: its number; the folder is made when it is not there.
+    """
+    place = RunDir(Path(run_dir))
+    folder = place.attempt(attempt).create()
+    orders = Orders()
+    orders.listen()
+    # Device numbers shall mean the same to nvidia-smi and CUDA where GPUs of several kinds share a node.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    world = World.from_environment()
+    events = Events(folder.events(world.rank))
+    result = RunResult(run_id=place.run_id, attempt=attempt, state=State.RUNNING, started_at=_started_at())
+    events.write(
+        "start",
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        rank=world.rank,
+        argv=sys.argv,
+        logs=[_target_of(stream) for stream in (1, 2)],
+    )
+    try:
+        _carry_out(place, folder, world, events, orders, result)
+    except Interrupted as order:
+        events.write("interrupt", signal=str(order), epoch=result.epochs_done)
+        print(f"told to end by {order}; the last checkpoint stays", file=sys.stderr)
+        _leave(ExitCode.INTERRUPTED)
+    except BaseException as error:
+        _leave(_fail(error, folder, world, events, orders, result))
+    result.state = State.SUCCEEDED
+    result.ended_at = _now()
+    if world.rank == 0 and not write_result(folder, result):
+        _leave(ExitCode.UNWRITABLE)
+    events.write("end", state=State.SUCCEEDED.value)
+    events.close()
+
+
+def _carry_out(
+    place: RunDir, folder: AttemptDir, world: World, events: Events, orders: Orders, result: RunResult
+) -> None:
+    try:
+        spec = place.read_spec()
+    except (OSError, ValueError) as error:
+        raise JobError("the run's spec cannot be read", where=str(place.spec), why=str(error)) from error
+    check(
+        world,
+        spec.expect,
+        cpus=len(os.sched_getaffinity(0)),
+        gpus=visible_gpus() if spec.expect.gpus_per_node else None,
+    )
+    strategy = registry.find(registry.strategies(), spec.train.strategy)
+    if strategy is None:
+        raise InputError(
+            f"no strategy is named {spec.train.strategy!r} in {sys.executable}",
+            hint="install the package that brings it where jobs run",
+        )
+    with Pulse(folder, world.rank, spec.execution.hang_timeout_s) as pulse:
+        engine = importlib.import_module(ENGINES[strategy.framework])
+        pulse.beat()
+        engine.train(
+            Job(
+                spec=spec,
+                run=place,
+                attempt=folder,
+                world=world,
+                events=events,
+                pulse=pulse,
+                orders=orders,
+                result=result,
+            )
+        )
+        pulse.phase = "done"
+
+
+def write_result(folder: AttemptDir, result: RunResult) -> bool:
+    """Write ``result.json``; on a full disk without its bulky parts.
+
+    Returns:
+        False when that fails too; then the numbers are on standard error.
+    """
+    digests: dict[str, object] = {
+        k: result.provenance[k] for k in ("code_digest", "packages_digest") if k in result.provenance
+    }
+    short = dataclasses.replace(
+        result, per_class=[], memory_by_rank=[], provenance=digests, message=result.message[:200]
+    )
+    problem: OSError | None = None
+    for version in (result, short):
+        try:
+            folder.write_result(version)
+            return True
+        except OSError as error:
+            problem = error
+    print(
+        f"{folder.result}: the result cannot be written: {problem}\n"
+        f"  fix: make room, then orchestrate retry; this is what was measured:\n{json.dumps(short.to_json())}",
+        file=sys.stderr,
+    )
+    return False
+
+
+def _fail(
+    error: BaseException, folder: AttemptDir, world: World, events: Events, orders: Orders, result: RunResult
+) -> ExitCode:
+    """Put a failure on record and say how to exit."""
+    state, reason, code = classify(error)
+    if reason == "rank_lost":
+        _wait_for_root_cause(folder, orders)
+        if orders.signal is not None:
+            events.write("interrupt", signal=orders.signal, epoch=result.epochs_done)
+            return ExitCode.INTERRUPTED
+    message = str(error) if isinstance(error, OrchestrateError) else f"{type(error).__name__}: {error}"
+    trace = "".join(traceback.format_exception(error))
+    # What the user did is told in a sentence; a traceback is for what we did.
+    print(f"rank {world.rank}: {message}" if isinstance(error, OrchestrateError) else trace, file=sys.stderr)
+    events.write("error", failure_class=reason, message=message, traceback=trace, rank=world.rank)
+    if not folder.result.exists():
+        result.state, result.reason, result.ended_at = state, reason, _now()
+        result.message = f"rank {world.rank}: {message}"
+        write_result(folder, result)
+    events.write("end", state=state.value)
+    return code
+
+
+def classify(error: BaseException) -> tuple[State, str, ExitCode]:
+    """State, failure class and exit code for what ended a rank."""
+    text = str(error)
+    if isinstance(error, OrchestrateError):
+        reason = error.failure_class if isinstance(error, JobError) else "input"
+        if reason == "wrong_hardware":
+            return State.WRONG_HARDWARE, reason, ExitCode.WRONG_HARDWARE
+        return State.FAILED, reason, ExitCode.FAILED
+    # By name, because the frameworks that define them may not be there.
+    if type(error).__name__ == "OutOfMemoryError" or re.search(r"CUDA error: out of memory|STATUS_ALLOC_FAILED", text):
+        return State.OUT_OF_MEMORY, "device_memory", ExitCode.OUT_OF_MEMORY
+    if isinstance(error, MemoryError) or "can't allocate memory" in text:
+        return State.OUT_OF_MEMORY, "host_memory", ExitCode.OUT_OF_MEMORY
+    if re.search(r"gloo/transport|Connection (closed|reset) by peer|remote process exited|Broken pipe", text):
+        return State.FAILED, "rank_lost", ExitCode.FAILED
+    return State.FAILED, "program_error", ExitCode.FAILED
+
+
+def _wait_for_root_cause(folder: AttemptDir, orders: Orders) -> None:
+    """When a peer vanished, either it failed and is about to say why, or the whole job was told to end."""
+    deadline = time.monotonic() + ROOT_CAUSE_WAIT_S
+    while time.monotonic() < deadline and orders.signal is None and not folder.result.exists():
+        time.sleep(0.05)
+
+
+def _leave(code: ExitCode) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def _started_at() -> str:
+    return (datetime.now(UTC) - timedelta(seconds=provenance.process_age_s())).isoformat(timespec="seconds")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _target_of(descriptor: int) -> str:
+    """Where standard output or error goes; a file's path when it is one."""
+    try:
+        return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], int(sys.argv[2]))
