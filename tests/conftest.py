@@ -1,0 +1,32 @@
+"""Options and fixtures of all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--regenerate-golden",
+        action="store_true",
+        help="write tests/golden anew instead of comparing with it; read the difference before you commit",
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with a file of ``tests/golden`` as a whole; a missing file is a failure."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--regenerate-golden"):
+            path.write_text(text, encoding="utf-8")
+        assert path.is_file(), f"there is no {path}; write it with --regenerate-golden"
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare

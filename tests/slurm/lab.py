@@ -1,0 +1,244 @@
+"""A throw-away Slurm cluster on this machine: every file below one folder, free ports, no root, no systemd, no cgroups.
+
+Four nodes of one host pretend to be two with 2 A100 and two with 2 A30 each. The devices are links to ``/dev/null``:
+Slurm wants character devices and exports their numbers as CUDA_VISIBLE_DEVICES. Needs ``slurmctld``, ``slurmd``,
+``munged`` and the client commands (Debian packages slurmctld, slurmd, slurm-client, munge).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import random
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+DAEMONS = ("munged", "slurmctld", "slurmd")
+CLIENTS = ("munge", "sbatch", "srun", "squeue", "scontrol", "sinfo", "scancel")
+SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+"""Daemons live in sbin, which a user's PATH may lack."""
+
+NODES = {"lab001": "a100", "lab002": "a100", "lab003": "a30", "lab004": "a30"}
+GPUS_PER_NODE = 2
+CPUS_PER_NODE = 8
+MEMORY_PER_NODE_MB = 8000
+_BOOT_TIMEOUT_S = 60
+
+
+def missing() -> list[str]:
+    """Which commands of a Slurm installation this machine lacks."""
+    return [name for name in (*DAEMONS, *CLIENTS) if shutil.which(name, path=SYSTEM_PATH) is None]
+
+
+@dataclass
+class Lab:
+    """A running cluster; use :func:`running`."""
+
+    folder: Path
+    processes: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
+
+    @property
+    def conf(self) -> Path:
+        return self.folder / "slurm.conf"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of a login shell of this cluster."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
+        return {**kept, "SLURM_CONF": str(self.conf)}
+
+    def command(self, *argv: str | Path, timeout_s: float = 60) -> str:
+        """Run a command on the login node and return what it printed; a failure shows its standard error."""
+        done = subprocess.run(
+            [str(a) for a in argv], env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+        assert done.returncode == 0, f"{argv}: exit {done.returncode}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def submit(self, script: Path, *arguments: str) -> str:
+        """``sbatch --parsable``; the job's id."""
+        return self.command("sbatch", "--parsable", *arguments, script).partition(";")[0]
+
+    def wait(self, job_id: str, timeout_s: float = 60) -> dict[str, str]:
+        """Wait for the end of a job; its fields as ``scontrol show job`` names them."""
+        ended = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+
+        def look() -> dict[str, str] | None:
+            text = self.command("scontrol", "--oneliner", "show", "job", job_id)
+            fields = dict(word.partition("=")[::2] for word in text.split())
+            return fields if fields["JobState"] in ended else None
+
+        return _until(f"the end of job {job_id}", look, timeout_s)
+
+    def boot(self) -> None:
+        """Start munged, slurmctld and the slurmds, and wait until the nodes are idle."""
+        for name in ("state", "spool", "log", "run", "munge", "dev"):
+            (self.folder / name).mkdir(parents=True)
+        (self.folder / "state").chmod(0o700)
+        self._write_configuration()
+        munge = self.folder / "munge"
+        key = munge / "munge.key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o400)
+        self._start(
+            "munged",
+            *("munged", "--foreground", "--force", "--num-threads=2", f"--key-file={key}", f"--socket={munge}/socket"),
+            *(f"--pid-file={munge}/pid", f"--log-file={self.folder}/log/munged.log", f"--seed-file={munge}/seed"),
+        )
+        self._until_answers("munged", "munge", "--no-input", f"--socket={munge}/socket")
+        self._start("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
+        self._until_answers("slurmctld", "scontrol", "ping")
+        for node in NODES:
+            (self.folder / "spool" / node).mkdir()
+            self._start(f"slurmd-{node}", "slurmd", "-D", "-N", node, "-f", str(self.conf))
+
+        def idle() -> bool:
+            return len(self.command("sinfo", "-h", "-N", "-p", "htc", "-t", "idle", "-o", "%N").split()) == len(NODES)
+
+        _until("idle nodes", idle, _BOOT_TIMEOUT_S)
+
+    def stop(self) -> None:
+        """End the jobs, then the daemons by their process ids, then what they left behind."""
+        with contextlib.suppress(subprocess.SubprocessError, AssertionError):
+            self.command("scancel", "--full", "--signal=KILL", f"--user={getpass.getuser()}", timeout_s=5)
+        for _, process in reversed(self.processes):
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+        for pid in self._left_behind():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _left_behind(self) -> Iterator[int]:
+        """Step daemons and tasks of this cluster, known by its SLURM_CONF or by a file of it that they hold open."""
+        marker = f"SLURM_CONF={self.conf}".encode()
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                environment = (process / "environ").read_bytes().split(b"\0")
+                task = marker in environment and any(e.startswith(b"SLURM_JOB_ID=") for e in environment)
+                # A step daemon overwrites its environment with its title.
+                step = (process / "comm").read_text().strip() == "slurmstepd" and any(
+                    os.readlink(link).startswith(f"{self.folder}/") for link in (process / "fd").iterdir()
+                )
+                if task or step:
+                    yield int(process.name)
+
+    def _start(self, name: str, *argv: str) -> None:
+        with (self.folder / "log" / f"{name}.out").open("ab") as log:
+            process = subprocess.Popen(
+                argv,
+                env={**self.env, "PATH": SYSTEM_PATH},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.processes.append((name, process))
+
+    def _until_answers(self, daemon: str, *argv: str) -> None:
+        def answers() -> bool:
+            return subprocess.run(argv, env=self.env, capture_output=True, check=False).returncode == 0
+
+        _until(f"{daemon} to answer (logs in {self.folder}/log)", answers, _BOOT_TIMEOUT_S)
+
+    def _write_configuration(self) -> None:
+        for index in range(GPUS_PER_NODE):
+            (self.folder / "dev" / f"nvidia{index}").symlink_to("/dev/null")
+        controller, *ports = _free_ports(1 + len(NODES))
+        nodes = [
+            f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={CPUS_PER_NODE}"
+            f" RealMemory={MEMORY_PER_NODE_MB} Gres=gpu:{gpu}:{GPUS_PER_NODE} Feature={gpu},lab"
+            for (node, gpu), port in zip(NODES.items(), ports, strict=True)
+        ]
+        settings = SETTINGS.format(d=self.folder, user=getpass.getuser(), port=controller, first=int(time.time()) % 10**7)
+        self.conf.write_text("\n".join([settings, *nodes, *PARTITIONS, ""]))
+        files = f"File={self.folder}/dev/nvidia[0-{GPUS_PER_NODE - 1}]"
+        devices = [f"NodeName={node} Name=gpu Type={gpu} {files}" for node, gpu in NODES.items()]
+        (self.folder / "gres.conf").write_text("\n".join(["AutoDetect=off", *devices, ""]))
+        (self.folder / "cgroup.conf").write_text("")
+
+
+SETTINGS = """\
+ClusterName=lab
+SlurmctldHost=localhost
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={d}/munge/socket
+StateSaveLocation={d}/state
+SlurmdSpoolDir={d}/spool/%n
+SlurmctldPidFile={d}/run/slurmctld.pid
+SlurmdPidFile={d}/run/slurmd-%n.pid
+SlurmctldLogFile={d}/log/slurmctld.log
+SlurmdLogFile={d}/log/slurmd-%n.log
+FirstJobId={first}
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+SlurmdParameters=config_overrides
+GresTypes=gpu
+JobAcctGatherType=jobacct_gather/linux
+AccountingStorageType=accounting_storage/none
+ReturnToService=1
+KillWait=3
+CompleteWait=0
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,sched_min_interval=0,bf_interval=1
+PropagateResourceLimits=NONE
+LaunchParameters=disable_send_gids
+"""
+PARTITIONS = (
+    "PartitionName=htc Nodes=ALL Default=NO MaxTime=4:00:00 DefaultTime=60 DefMemPerCPU=100 State=UP",
+    "PartitionName=public Nodes=ALL Default=YES MaxTime=7-0 DefaultTime=60 DefMemPerCPU=100 State=UP",
+)
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[Lab]:
+    """A cluster below ``folder`` (short: a socket's path has at most 107 characters), ended when the block ends."""
+    lab = Lab(folder)
+    try:
+        lab.boot()
+        yield lab
+    finally:
+        lab.stop()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Loopback ports below the ephemeral range, where no client's own port can land; all held while picked."""
+    with contextlib.ExitStack() as held:
+        ports: list[int] = []
+        while len(ports) < count:
+            probe = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", random.randrange(12000, 32000)))
+                ports.append(probe.getsockname()[1])
+        return ports
+
+
+def _until(what: str, look: Callable[[], T | None], timeout_s: float) -> T:
+    deadline = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"gave up waiting for {what}"
+        time.sleep(0.1)
+    return found
+

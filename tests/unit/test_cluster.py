@@ -1,0 +1,384 @@
+"""cluster.toml: every mistake located and at once, texts expanded or refused, and which target an invocation has."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator import cluster
+from orchestrator.errors import ClusterError, InputError
+from orchestrator.profile import ClusterProfile
+
+ROOT = Path(__file__).parents[2]
+SMALL = """
+[cluster.lab]
+{top}
+[cluster.lab.gpu.a100]
+node_gpus = 4
+cpus_per_gpu = 12
+{gpu}
+"""
+
+
+def profile(top: str = "", gpu: str = "") -> ClusterProfile:
+    return cluster.parse_file(SMALL.format(top=top, gpu=gpu), "cluster.toml")["lab"]
+
+
+def mistakes(text: str) -> dict[str, tuple[str, str]]:
+    """Place below the cluster's table -> (what, hint)."""
+    with pytest.raises(ClusterError) as caught:
+        cluster.parse_file(text, "cluster.toml")
+    return {
+        m.where.removeprefix("cluster.toml: ").removeprefix("cluster.lab."): (m.what, m.hint)
+        for m in caught.value.mistakes
+    }
+
+
+def mistake(top: str = "", gpu: str = "") -> tuple[str, str, str]:
+    """The only mistake of a small file: (place, what, hint)."""
+    found = mistakes(SMALL.format(top=top, gpu=gpu))
+    assert len(found) == 1, found
+    ((place, (what, hint)),) = found.items()
+    return place, what, hint
+
+
+def test_the_example_means_the_same_as_the_shipped_profile() -> None:
+    """The commented example and the profile that works without a file cannot drift apart."""
+    example = cluster.load(ROOT / "cluster.example.toml")
+    assert example == cluster.load("sol")
+    assert example.digest == cluster.load("sol").digest
+
+
+def test_the_example_shows_every_key() -> None:
+    """A key that the example does not explain is a key that nobody finds."""
+    from orchestrator.profile import CpuNodes, GpuNodes, Queue
+
+    text = (ROOT / "cluster.example.toml").read_text(encoding="utf-8")
+    for table in (ClusterProfile, GpuNodes, CpuNodes, Queue):
+        for name, field in table.model_fields.items():
+            assert (field.alias or name) in text, f"{table.__name__}.{name}"
+
+
+def test_every_mistake_of_a_file_comes_at_once() -> None:
+    """Eleven mistakes of eleven kinds in four tables, each with its place and a hint."""
+    found = mistakes("""
+[cluster.lab]
+acount = "grp_lab"
+account = 42
+export = "NONE"
+requeue = "no"
+poll_seconds = 0
+python = "env/bin/python"
+prologue = ["module load a\\nmodule load b"]
+env = { NCCL_DEBUG = 1 }
+extra = { "job-name" = "x" }
+[cluster.lab.gpu.a100]
+mem = "96G"
+cpus_per_gpu = 12
+node_mem = 512
+[[cluster.lab.gpu.a100.queue]]
+max_time = 04:00:00
+partion = "htc"
+""")
+    assert found == {
+        "acount": ('unknown key "acount"', 'did you mean "account"?'),
+        "account": ("42 is not a text", 'texts stand in quotes: "42"'),
+        "requeue": ('"no" is not one of never, requeue, cancel', ""),
+        "poll_seconds": ("0 is out of range", "write a value of at least 1"),
+        "python": (
+            '"env/bin/python" is not an absolute path',
+            "jobs run elsewhere; write the whole path from /",
+        ),
+        "prologue[0]": (
+            "'module load a\\nmodule load b' holds a line end or another control character",
+            "write it on one line",
+        ),
+        "env.NCCL_DEBUG": ("1 is not a text", 'quote it: "1"'),
+        "extra.job-name": ("--job-name is decided for each run", "remove it"),
+        "gpu.a100": ('there is no "node_gpus" here', 'add "node_gpus"'),
+        "gpu.a100.mem": ('unknown key "mem"', "the keys here are: node_mem, mem_style, mem_per_gpu, expect_mem_gb"),
+        "gpu.a100.node_mem": ("512 has no unit", 'say which: "512G" or "512M"'),
+        "gpu.a100.queue[0].max_time": ("this is a time of day, not a text", 'quote it: "04:00:00"'),
+        "gpu.a100.queue[0].partion": ('unknown key "partion"', 'did you mean "partition"?'),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [
+        ('[cluster.lab]\naccount = "a', "end of file", "not TOML"),
+        ("[cluster.lab]\ntime = 1-00:00:00", "line 2", "not TOML"),
+        ("[clutser.lab]\n", "clutser", 'unknown key "clutser"'),
+        ("", "cluster.toml", "no cluster in this file"),
+        ("[cluster.local]\n", "cluster.local", '"local" cannot name a cluster'),
+        ('[cluster."a b"]\n', "cluster.a b", '"a b" cannot name a cluster'),
+        ("[cluster]\nsol = 3\n", "cluster.sol", "3 is not a table"),
+        ("[cluster.lab]\n", "cluster.lab", "no nodes"),
+        ('[cluster.lab]\nname = "x"\n[cluster.lab.cpu]\n', "cluster.lab.name", 'unknown key "name"'),
+    ],
+)
+def test_a_file_that_is_no_cluster_file(text: str, where: str, what: str) -> None:
+    """Broken TOML, wrong tables and a reserved name are refused with their place."""
+    with pytest.raises(ClusterError) as caught:
+        cluster.parse_file(text, "cluster.toml")
+    assert where in str(caught.value)
+    assert what in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["$SCRATCH/x", "${SCRATCH}/x", "/scratch/$SCRATCH/x"])
+def test_a_variable_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """A literal ``$SCRATCH`` in a path would make every job write to one wrong folder."""
+    monkeypatch.delenv("SCRATCH", raising=False)
+    place, what, _ = mistake(f'data = "{value}"')
+    assert place == "data"
+    assert "SCRATCH" in what and "not set here" in what
+
+
+def test_paths_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``~``, variables, ``{user}`` and ``{scratch}`` all become what they stand for."""
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("GROUP", "lab")
+    got = profile('scratch = "/scratch/{user}"\ndata = "{scratch}/$GROUP/data"\npython = "~/env/bin/python"')
+    assert got.data == f"/scratch/{getpass.getuser()}/lab/data"
+    assert got.python == "/home/me/env/bin/python"
+
+
+def test_an_unknown_place_is_refused() -> None:
+    """``{scratch}`` without a scratch folder is not left in the path."""
+    assert mistake('data = "{scratch}/data"')[1] == '"{scratch}/data": {scratch} is not known'
+
+
+def test_without_a_python_jobs_run_this_interpreter() -> None:
+    """The usual case on a shared disk needs no key."""
+    assert profile().python == sys.executable
+    assert profile().interpreter("a100") == sys.executable
+    assert profile(gpu='python = "/arm/bin/python"').interpreter("a100") == "/arm/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("partition", "--partition is decided for each run"),
+        ("part", "--partition is decided for each run"),
+        ("mem-per-cpu", "--mem-per-cpu is decided for each run"),
+        ("--mail-type", "not the long name of an sbatch option"),
+        ("A", "not the long name of an sbatch option"),
+    ],
+)
+def test_extra_cannot_take_over_what_a_run_decides(name: str, what: str) -> None:
+    """Owned options are refused by name, abbreviations that sbatch accepts and short forms too."""
+    assert mistake(f'extra = {{ "{name}" = "x" }}')[:2] == (f"extra.{name}", what)
+
+
+@pytest.mark.parametrize("value", ["false", '""', "0"])
+def test_extra_has_no_empty_values(value: str) -> None:
+    """Nothing that would be written as an empty option."""
+    assert "is not a value" in mistake(f'extra = {{ "mail-type" = {value} }}')[1]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["a100.20gb", "a100_1g.5gb", "A100-1g.5gb", "nvidia_h100_80gb_hbm3_1g.10gb", "1g.20gb", "v100-32", "RTX_6000"],
+)
+def test_types_of_gpu_pass_unchanged(kind: str) -> None:
+    """Dots, dashes, case and leading digits of real sites are kept."""
+    assert profile(gpu=f'type = "{kind}"').gpu["a100"].type == kind
+
+
+@pytest.mark.parametrize("text", ["a$b", "a`b`", "a\\\\b", "a'b"])
+def test_directives_hold_nothing_that_a_shell_would_read(text: str) -> None:
+    """Slurm would take it literally or drop it."""
+    place, what, _ = mistake(gpu=f'constraint = "{text}"')
+    assert place == "gpu.a100.constraint"
+    assert "#SBATCH lines expand no variables" in what
+
+
+@pytest.mark.parametrize(
+    ("variable", "what"),
+    [
+        ("CUDA_VISIBLE_DEVICES", "this variable is set for each run"),
+        ("PYTHONSAFEPATH", "this variable is set for each run"),
+        ("SLURM_JOB_ID", "this variable is set for each run"),
+        ("A-B", "not the name of a variable"),
+    ],
+)
+def test_variables_that_env_may_not_hold(variable: str, what: str) -> None:
+    """Devices, Slurm's own variables and the safe path are no site's business."""
+    assert mistake(f'env = {{ {variable} = "1" }}')[:2] == (f"env.{variable}", what)
+
+
+def test_an_env_value_with_a_variable_is_sent_to_the_prologue() -> None:
+    """It would be exported literally."""
+    assert mistake('env = { A = "$B/x" }') == (
+        "env.A",
+        "variables are not expanded here",
+        'say it in prologue: "export A=..."',
+    )
+
+
+def test_what_a_site_forbids_is_found_before_the_queue_finds_it() -> None:
+    """Each key that brings a forbidden option about is named, defaults too."""
+    found = mistakes(SMALL.format(top='forbid = ["gres", "mem", "export", "nodelist", "time"]', gpu=""))
+    assert found == {
+        "export": ("this asks with --export, which forbid lists", 'write export = ""'),
+        "gpu.a100.request": ("this asks with --gres, which forbid lists", 'write request = "none"'),
+        "gpu.a100.mem_style": ("this asks with --mem, which forbid lists", 'write mem_style = "none"'),
+        "forbid[4]": ("a job cannot be asked for without --time", "remove it"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("top", "gpu", "place", "what"),
+    [
+        ('default_gpu = "a10"', "", "default_gpu", 'there is no gpu table "a10"'),
+        ("", "ask_gpus = 5", "gpu.a100.ask_gpus", "5 is more than node_gpus = 4"),
+        (
+            "",
+            'ask_gpus = 4\nrequest = "gpus_per_task"',
+            "gpu.a100.ask_gpus",
+            "a whole node cannot be asked for per task",
+        ),
+        ("", 'mem_per_gpu = "all"\nmem_style = "per_gpu"', "gpu.a100.mem_per_gpu", '"all" is the memory of a node'),
+        ("", 'type = "gpu:a100"', "gpu.a100.type", '"gpu:a100" is not a type of GPU'),
+        ('hostname_pattern = "("', "", "hostname_pattern", '"(" is not a regular expression'),
+        ('template = "/no/such/file"', "", "template", "there is no file /no/such/file"),
+        ('launcher = "srum"', "", "launcher", '"srum" is not one of srun, torchrun, none'),
+        ("[cluster.lab.cpu]\ncpus_by='gpu'", "", "cpu.cpus_by", '"gpu" means nothing on nodes without GPUs'),
+        (
+            "[cluster.lab.cpu]\nmem_style='per_gpu'",
+            "",
+            "cpu.mem_style",
+            '"per_gpu" means nothing on nodes without GPUs',
+        ),
+        ("[cluster.lab.gpu.cpu]\nnode_gpus=1\ncpus_per_gpu=1", "", "gpu.cpu", '"cpu" is not a kind of hardware'),
+    ],
+)
+def test_keys_that_contradict_each_other(top: str, gpu: str, place: str, what: str) -> None:
+    """Each is named at the key to change."""
+    found = mistake(top, gpu)
+    assert found[0] == place
+    assert what in found[1]
+
+
+def test_the_digest_is_of_the_meaning(tmp_path: Path) -> None:
+    """Comments, other spellings of an amount and the order of keys plan nothing new; a changed template does."""
+    one = profile(gpu='mem_per_gpu = "48G"\ntype = "a100"')
+    assert one.digest == profile(gpu='# why\ntype = "a100"\nmem_per_gpu = "49152M"').digest
+    assert one.digest != profile(gpu='mem_per_gpu = "47G"\ntype = "a100"').digest
+    template = tmp_path / "mine.sh.j2"
+    template.write_text("one")
+    before = profile(f'template = "{template}"').digest
+    template.write_text("two")
+    assert profile(f'template = "{template}"').digest != before
+
+
+def test_account_and_suffix() -> None:
+    """The suffix belongs to the accelerator; without an account there is no line."""
+    got = profile('account = "abc"\naccount_suffix = "@v100"', 'account_suffix = "@a100"')
+    assert got.account_for(got.gpu["a100"]) == "abc@a100"
+    assert profile('account_suffix = "@v100"').account_for(profile().gpu["a100"]) == ""
+
+
+TWO = """
+[cluster.sol]
+hostname_pattern = '^sol-'
+[cluster.sol.cpu]
+[cluster.phoenix]
+hostname_pattern = '^phx-'
+[cluster.phoenix.cpu]
+"""
+
+
+def test_a_file_of_several_clusters(tmp_path: Path) -> None:
+    """The host decides, or the name after a colon; otherwise both are named."""
+    file = tmp_path / "cluster.toml"
+    file.write_text(TWO)
+    assert cluster.load(file, hostname="phx-login1").name == "phoenix"
+    assert cluster.load(f"{file}:sol", hostname="phx-login1").name == "sol"
+    with pytest.raises(InputError) as caught:
+        cluster.load(file, hostname="laptop")
+    assert "several clusters (sol, phoenix)" in str(caught.value)
+    assert f"--cluster {file}:sol" in caught.value.hint
+    with pytest.raises(InputError, match='there is no cluster "fenix"'):
+        cluster.load(f"{file}:fenix")
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    """Missing, not UTF-8 and mistaken files are said by their path, never by a traceback."""
+    with pytest.raises(InputError) as caught:
+        cluster.load(tmp_path / "no.toml")
+    assert "no such cluster file, and no shipped profile of that name" in str(caught.value)
+    assert "shipped profiles: sol" in caught.value.hint
+    with pytest.raises(InputError) as caught:
+        cluster.load("sool")
+    assert caught.value.hint == 'did you mean "sol"?'
+    (tmp_path / "latin.toml").write_bytes(b'[cluster.lab]\naccount = "\xe9"\n')
+    with pytest.raises(ClusterError, match=r"latin\.toml: line 2: byte 0xe9 is not UTF-8"):
+        cluster.load(tmp_path / "latin.toml")
+
+
+def test_windows_line_ends_and_a_byte_order_mark_are_read(tmp_path: Path) -> None:
+    """Files saved on Windows mean the same."""
+    file = tmp_path / "cluster.toml"
+    file.write_bytes(
+        b"\xef\xbb\xbf" + SMALL.format(top='prologue = ["module load a"]', gpu="").replace("\n", "\r\n").encode()
+    )
+    assert cluster.load(file).prologue == ("module load a",)
+
+
+def on_path(*commands: str) -> Callable[[str], str | None]:
+    return lambda command: f"/usr/bin/{command}" if command in commands else None
+
+
+def no_look_up(hostname: str) -> str:
+    raise AssertionError("the full name was looked up where it cannot matter")
+
+
+def test_choose_takes_local_mode_where_there_is_no_slurm(tmp_path: Path) -> None:
+    """And asks no name server."""
+    assert (
+        cluster.choose(local=False, named=None, cwd=tmp_path, hostname="laptop", which=on_path(), fqdn=no_look_up)
+        is None
+    )
+
+
+def test_choose_follows_its_order(tmp_path: Path) -> None:
+    """--local before --cluster before cluster.toml before a shipped profile."""
+    sol = "login01.sol.rc.asu.edu"
+    (tmp_path / "other.toml").write_text(SMALL.format(top="", gpu="").replace("lab", "other"))
+
+    def choice(*, local: bool = False, named: Path | None = None) -> str | None:
+        chosen = cluster.choose(local=local, named=named, cwd=tmp_path, hostname=sol, which=on_path("sbatch"))
+        return chosen.name if chosen else None
+
+    assert choice() == "sol"
+    (tmp_path / "cluster.toml").write_text(SMALL.format(top="", gpu=""))
+    assert choice() == "lab"
+    assert choice(named=tmp_path / "other.toml") == "other"
+    assert choice(named=Path("sol")) == "sol"
+    assert choice(local=True, named=Path("sol")) is None
+
+
+def test_choose_knows_a_login_node_by_its_full_name(tmp_path: Path) -> None:
+    """Many sites' hosts call themselves by the short name only."""
+    chosen = cluster.choose(
+        local=False,
+        named=None,
+        cwd=tmp_path,
+        hostname="login01",
+        which=on_path("sbatch"),
+        fqdn=lambda name: f"{name}.sol.rc.asu.edu",
+    )
+    assert chosen is not None and chosen.name == "sol"
+
+
+def test_choose_never_trains_on_a_login_node_by_accident(tmp_path: Path) -> None:
+    """With sbatch and no profile the two ways out are named."""
+    with pytest.raises(InputError) as caught:
+        cluster.choose(local=False, named=None, cwd=tmp_path, hostname="login01", which=on_path("sbatch"), fqdn=str)
+    assert "--cluster" in caught.value.hint and "--local" in caught.value.hint
+    assert caught.value.exit_code == 2
