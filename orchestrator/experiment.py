@@ -154,7 +154,7 @@ def _spec(
     try:
         file = FileTable.model_validate(raw, context=context)
     except ValidationError as error:
-        found = tomlfile.mistakes(error, document, f"{where}: ", unknown_key_hint)
+        found = tomlfile.mistakes(error, document, where, unknown_key_hint)
     found = [*overrides.mistakes, *found, *structure_mistakes(document, where)]
     if found:
         raise ExperimentError(found)

@@ -109,7 +109,7 @@ def _strategy(value: object, info: ValidationInfo) -> StrategyChoice:
             f"there is no strategy {show(name)}", nearest(name, names) or f"there are: {', '.join(names) or 'none'}"
         )
     try:
-        checked = _options_model(declaration).model_validate(options).model_dump()
+        checked = _options_model(declaration).model_validate(options).model_dump(exclude_unset=True)
     except ValidationError as error:
         known = [option.name for option in declaration.options]
         listed = f"the options of {name} are: {', '.join(known)}" if known else f"{name} has no options"
@@ -164,7 +164,10 @@ def _hardware(value: str) -> str:
     try:
         return str(Hardware.parse(value))
     except ValueError as error:
-        raise refuse(str(error), 'a kind, a colon and a count: "cpu:2", "gpu:1", "a100:2"') from error
+        raise refuse(
+            f"{show(value)} is not hardware",
+            'write KIND:DEVICES or KIND:DEVICESxNODES, such as "cpu:2", "gpu:1", "a100:2" or "a100:4x2"',
+        ) from error
 
 
 def _quantity(parse: Callable[[object], int]) -> Any:

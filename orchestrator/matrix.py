@@ -138,7 +138,7 @@ def _combinations(spec: ExperimentSpec) -> Iterator[tuple[dict[str, Any], Row | 
 
 
 def _merge(matrix: Matrix, known: int, cell: Cell) -> None:
-    """Count a cell that is the same run as an earlier one; the earlier one's execution, both ones' published figures."""
+    """Count a cell that is the same run as an earlier one, whose limits stay; published figures of both are kept."""
     first = matrix.cells[known]
     matrix.merged += 1
     matrix.merged_labels[first.label] = matrix.merged_labels.get(first.label, 0) + 1

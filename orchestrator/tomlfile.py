@@ -17,6 +17,7 @@ Place = tuple[str | int, ...]
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _AT = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+_BARE_VALUE = re.compile(r"true|false|[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.ASCII)
 _UNQUOTED = re.compile(r"(?P<key>[A-Za-z_]+) *= *(?P<value>[A-Za-z0-9][\w.:/ -]*)\s*(?:#.*)?$")
 
 
@@ -103,17 +104,17 @@ def refuse_all(mistakes: Sequence[tuple[Place, str, str]]) -> PydanticCustomErro
     return PydanticCustomError("mistakes", "{count} mistakes", {"count": len(mistakes), "mistakes": list(mistakes)})
 
 
-def mistakes(error: ValidationError, document: Any, prefix: str, unknown: Callable[[Place], str]) -> list[Mistake]:
+def mistakes(error: ValidationError, document: Any, where: str, unknown: Callable[[Place], str]) -> list[Mistake]:
     """Every error of a validation as a mistake of the file.
 
     Args:
         error: what pydantic found.
         document: the parsed file, to tell one value from a list of one.
-        prefix: what stands before each place, such as ``experiment.toml: ``.
+        where: what messages call the file.
         unknown: the hint for an unknown key at a place.
     """
     return [
-        Mistake(prefix + locate(place, document), what, hint)
+        Mistake(": ".join(filter(None, [where, locate(place, document)])), what, hint)
         for details in error.errors(include_url=False)
         for place, what, hint in explain(details, unknown)
     ]
@@ -167,11 +168,13 @@ def _hint(kind: str, value: object) -> str:
     if kind == "int_type" and isinstance(value, float) and value.is_integer():
         return f"write {int(value)}"
     if kind in {"int_type", "float_type", "bool_type"} and isinstance(value, str):
-        return "numbers, true and false stand without quotes"
+        return f"write {value} without quotes" if _BARE_VALUE.fullmatch(value) else ""
     if kind == "string_type" and isinstance(value, int | float):
         return f'texts stand in quotes: "{show(value)}"'
     if kind == "string_type" and hasattr(value, "isoformat"):
         return f'this is a TOML date or time; quote it: "{value}"'
+    if kind == "list_type" and isinstance(value, Mapping):
+        return "an array of tables has two brackets on each side, such as [[zip]]"
     if isinstance(value, list) and kind != "list_type":
         return "one value stands here; lists of values to try stand in [matrix]"
     return ""
