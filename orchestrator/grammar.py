@@ -63,7 +63,7 @@ class FileTable(Table):
     name: Text
     description: str = ""
     notes: Annotated[list[str], BeforeValidator(as_list)] = Field(default_factory=list)
-    defaults: Values = Values()
+    defaults: Values = Field(default_factory=Values)
     matrix: list[MatrixTable] = Field(default_factory=list)
     zip: list[ZipTable] = Field(default_factory=list)
     when: list[WhenTable] = Field(default_factory=list)

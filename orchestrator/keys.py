@@ -61,7 +61,7 @@ def _option_text(value: OptionValue) -> str:
 class Table(BaseModel):
     """A table of the file: no unknown key, no silent conversion but int to float."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
 
 
 def text(value: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -45,5 +44,7 @@ class Plugins:
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """``did you mean "lr"?`` for a misspelt word, or the empty text when nothing is near."""
+    import difflib  # only people who misspell wait for it
+
     close = difflib.get_close_matches(word.lower(), list(words), n=1, cutoff=0.6)
     return f'did you mean "{close[0]}"?' if close else ""

@@ -474,7 +474,7 @@ def test_a_model_without_the_strategys_framework_is_excluded() -> None:
 
 
 def test_forty_thousand_cells_take_less_than_a_second() -> None:
-    """The best of three passes, so that a busy machine does not fail it; measured 0.6 s on two shared cores."""
+    """The best of three passes, in processor time, so that a busy machine does not fail it; measured 0.6 s."""
     text = HEAD + (
         f'[matrix]\nmodel = ["cnn", "vit_tiny"]\nlr = [0.1, 0.2, 0.3, 0.4, 0.5]\nseed = {list(range(1000))}\n'
         'strategy = ["eager", "ddp"]\nhardware = ["gpu:1", "gpu:2"]\n'
@@ -484,9 +484,9 @@ def test_forty_thousand_cells_take_less_than_a_second() -> None:
     best_s = float("inf")
     for _ in range(3):
         gc.collect()
-        start = time.perf_counter()
+        start = time.process_time()
         found = matrix.expand(experiment.parse(text, "experiment.toml"), default_cpus=cores)
-        best_s = min(best_s, time.perf_counter() - start)
+        best_s = min(best_s, time.process_time() - start)
     assert (len(found.cells), len(found.excluded)) == (25_000, 15_000)
     assert len({cell.run_id for cell in found.cells}) == 25_000
     assert best_s < 1.0
