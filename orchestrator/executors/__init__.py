@@ -1,1 +1,1 @@
-"""How runs are carried out: ``local`` (a queue with leases on this machine) and ``protocol``, the seam for schedulers."""
+"""How runs are carried out: ``local`` (a queue with leases on this machine), and ``protocol``, the schedulers' seam."""

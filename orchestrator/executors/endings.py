@@ -1,0 +1,174 @@
+"""How an attempt ended in local mode: the verdict in ``exit.json``, and the pure function that reaches it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from workloads.contract import RunResult, State
+from workloads.rundir import AttemptDir, read_events, read_json, write_json
+
+_STATE_OF_REASON = {
+    "out_of_memory": State.OUT_OF_MEMORY,
+    "wrong_hardware": State.WRONG_HARDWARE,
+}
+"""Failure classes that are states of their own; every other one is ``failed``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The content of ``exit.json``."""
+
+    state: State
+    reason: str = ""
+    message: str = ""
+    exit_codes: tuple[int | None, ...] = ()
+    """By rank; negative for a signal, None for a rank that was not waited for."""
+    ended_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def write(self, attempt: AttemptDir) -> None:
+        data = {"state": self.state.value, "reason": self.reason, "message": self.message}
+        write_json(attempt.exit, {**data, "exit_codes": list(self.exit_codes), "ended_at": self.ended_at})
+
+    @classmethod
+    def read(cls, attempt: AttemptDir) -> Exit | None:
+        """None when there is none, or a damaged one."""
+        try:
+            data = read_json(attempt.exit)
+            return cls(
+                State(data["state"]),
+                str(data["reason"]),
+                str(data["message"]),
+                tuple(data["exit_codes"]),
+                str(data["ended_at"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a supervisor ended a run that was still going."""
+
+    state: State
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a rank said of its own failure."""
+
+    rank: int
+    time: float
+    reason: str
+    message: str
+
+
+def first_failure(attempt: AttemptDir, num_ranks: int) -> Failure | None:
+    """The earliest error that a rank recorded: the later ones are mostly peers that lost their partner."""
+    failures = []
+    for rank in range(num_ranks):
+        events, _ = read_events(attempt.events(rank))
+        failures += [
+            Failure(rank, float(e["time"]), str(e.get("failure_class", "program_error")), str(e.get("message", "")))
+            for e in events
+            if e["event"] == "error" and isinstance(e.get("time"), (int, float))
+        ]
+    return min(failures, key=lambda f: f.time, default=None)
+
+
+def hung_ranks(attempt: AttemptDir, num_ranks: int) -> list[int]:
+    """Ranks whose own watchdog wrote down where they were stuck."""
+    hung = []
+    for rank in range(num_ranks):
+        try:
+            if attempt.hang(rank).stat().st_size > 0:
+                hung.append(rank)
+        except OSError:
+            continue
+    return hung
+
+
+def own_result(attempt: AttemptDir) -> RunResult | None:
+    """The job's ``result.json``; None when it is missing, damaged or another run's."""
+    try:
+        return attempt.read_result()
+    except (OSError, ValueError):
+        return None
+
+
+def conclude(
+    *,
+    exit_codes: Sequence[int | None],
+    ending: Ending | None = None,
+    result: RunResult | None = None,
+    failure: Failure | None = None,
+    hung: Sequence[int] = (),
+    oom_killed: bool = False,
+    last_words: str = "",
+) -> Exit:
+    """Weigh what is known of an attempt whose ranks have all ended.
+
+    A result of success stands whatever came after it. Then counts why the supervisor ended the run, then what the ranks
+    said themselves, then how they exited.
+
+    Args:
+        exit_codes: by rank.
+        ending: set when the supervisor ended the run.
+        result: the job's own, if it wrote one.
+        failure: the first error that a rank recorded.
+        hung: ranks whose watchdog fired.
+        oom_killed: the kernel ran out of memory meanwhile.
+        last_words: the end of the failed rank's error log.
+    """
+    codes = tuple(exit_codes)
+
+    def verdict(state: State, reason: str = "", message: str = "") -> Exit:
+        return Exit(state, reason, message, codes)
+
+    if result is not None and result.state == State.SUCCEEDED:
+        return verdict(State.SUCCEEDED)
+    if ending is not None and ending.state in {State.CANCELLED, State.TIMEOUT}:
+        return verdict(ending.state, ending.reason, ending.message)
+    if hung:
+        stacks = " and ".join(f"hang.{rank}.txt" for rank in hung)
+        return verdict(State.FAILED, "hang", f"no progress; {stacks} shows where the run was stuck")
+    if ending is not None and ending.reason == "hang":
+        return verdict(ending.state, ending.reason, ending.message)
+    if failure is not None:
+        state = _STATE_OF_REASON.get(failure.reason, State.FAILED)
+        return verdict(state, failure.reason, f"rank {failure.rank}: {failure.message}")
+    if result is not None:
+        return verdict(State(result.state), result.reason, result.message)
+    killed = [rank for rank, code in enumerate(codes) if code == -signal.SIGKILL]
+    if killed and oom_killed:
+        return verdict(
+            State.OUT_OF_MEMORY, "host_memory", f"the kernel killed rank {killed[0]}: the machine's memory was full"
+        )
+    if ending is not None:
+        return verdict(ending.state, ending.reason, _with(ending.message, last_words))
+    failed = [rank for rank, code in enumerate(codes) if code != 0]
+    if failed:
+        how = describe_exit(codes[failed[0]])
+        return verdict(State.FAILED, "program_error", _with(f"rank {failed[0]} {how}", last_words))
+    return verdict(State.FAILED, "no_result", "all ranks ended as if all was well, but wrote no result")
+
+
+def describe_exit(code: int | None) -> str:
+    """An exit code in words."""
+    if code is None:
+        return "ended unseen"
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"was killed by {name}"
+    return f"ended with exit code {code}"
+
+
+def _with(message: str, last_words: str) -> str:
+    return f"{message}: {last_words}" if last_words else message

@@ -1,0 +1,139 @@
+"""Local mode as the login side sees it: put attempts into the queue, look after it, ask for their end.
+
+Every command may be killed between any two lines here; ``orchestrator.submitter`` has how the next one makes up for it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from orchestrator.errors import CommandError
+from orchestrator.executors import leases, processes
+from orchestrator.executors.endings import Exit
+from orchestrator.executors.entries import (
+    DEFAULT_JOB,
+    Entry,
+    QueueFolder,
+    carried,
+    check_runs_folder,
+    claim_start,
+    queue_name,
+)
+from orchestrator.executors.machine import local_machine
+from orchestrator.executors.protocol import Delivery, Verdict
+from orchestrator.executors.witnesses import LocalView, verdict
+from workloads.contract import State
+from workloads.rundir import AttemptDir
+
+QUEUE_START_TIMEOUT_S = 60.0
+
+
+class LocalExecutor:
+    """Carries out attempts on this machine."""
+
+    def __init__(self, runs: Path, *, job: str = DEFAULT_JOB) -> None:
+        self._folder = QueueFolder(runs)
+        self._job = job
+
+    @property
+    def queue_alive(self) -> bool:
+        return leases.held(queue_name(self._folder.runs))
+
+    def send(self, deliveries: Sequence[Delivery]) -> None:
+        """Put attempts into the queue, in order. Their directories and specs are in place."""
+        self._folder.create()
+        machine = local_machine()
+        environ = carried(os.environ)
+        environ.pop(processes.TOKEN_VARIABLE, None)
+        now = time.time()
+        for number, delivery in enumerate(deliveries):
+            expect = delivery.spec.expect
+            entry = Entry(
+                token=delivery.token,
+                run_id=delivery.spec.run_id,
+                attempt=delivery.attempt.number,
+                order=(now, number),
+                python=sys.executable,
+                working_directory=str(Path.cwd()),
+                environ=environ,
+                gpus=tuple(gpu.uuid for gpu in machine.gpus),
+                cores=machine.cores,
+                num_gpus=expect.gpus_per_node,
+                num_ranks=expect.ranks,
+                cpus_per_rank=expect.cpus_per_rank,
+                job=self._job,
+            )
+            self._folder.put(entry)
+
+    def wake(self) -> None:
+        """Start the queue process when there is work and none runs.
+
+        Raises:
+            CommandError: it does not start.
+        """
+        if not self._folder.tokens(self._folder.pending) and not self._folder.tokens(self._folder.running):
+            return
+        if self.queue_alive:
+            return
+        check_runs_folder(self._folder.runs)
+        # It forks into the background by itself, so this returns when it is there.
+        argv = [sys.executable, "-P", "-m", "orchestrator.executors.queue", str(self._folder.runs)]
+        environ = {k: v for k, v in os.environ.items() if k != processes.TOKEN_VARIABLE}
+        try:
+            done = subprocess.run(
+                argv,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=QUEUE_START_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CommandError(argv, None, "", str(error)) from error
+        if done.returncode != 0:
+            raise CommandError(argv, done.returncode, done.stdout, done.stderr)
+
+    def look(self, attempts: Iterable[tuple[AttemptDir, str, State]]) -> list[Verdict]:
+        """The state of each attempt; a lost one gets its ``exit.json`` here, as nobody else is left to write it."""
+        wanted = list(attempts)
+        verdicts = self._verdicts(wanted)
+        doubtful = [index for index, found in enumerate(verdicts) if found.state is State.LOST]
+        # A second look, as files may have moved while we looked.
+        for index, found in zip(doubtful, self._verdicts([wanted[i] for i in doubtful]), strict=True):
+            verdicts[index] = found
+            attempt, token, _ = wanted[index]
+            if found.state is State.LOST and Exit.read(attempt) is None:
+                self._record_loss(attempt, token, found)
+        return verdicts
+
+    def _verdicts(self, attempts: Sequence[tuple[AttemptDir, str, State]]) -> list[Verdict]:
+        if not attempts:
+            return []
+        view = LocalView(self._folder, queue_alive=self.queue_alive, now=time.time())
+        return [verdict(view.of(*attempt)) for attempt in attempts]
+
+    def _record_loss(self, attempt: AttemptDir, token: str, found: Verdict) -> None:
+        processes.kill_attempt(token)
+        claim_start(attempt)
+        Exit(found.state, found.reason, found.message).write(attempt)
+        self._folder.finish(token)
+
+    def cancel(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
+        """Ask for the end of attempts. What waits ends here and now, what runs is ended by its supervisor."""
+        self._folder.create()
+        for attempt, token in attempts:
+            if Exit.read(attempt) is not None:
+                continue
+            self._folder.ask_cancel(token)
+            self._folder.withdraw(token)
+            # Whoever claims the start decides: us, and it never starts, or its supervisor, which sees the request.
+            if claim_start(attempt):
+                Exit(State.CANCELLED, "cancelled", "cancelled before it started").write(attempt)
+                self._folder.finish(token)

@@ -1,0 +1,113 @@
+"""The queue: who gets which device when, across workspaces, and what survives its death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from unittest import mock
+
+from orchestrator.executors import leases
+from orchestrator.executors import queue as queue_module
+from orchestrator.executors.endings import Exit
+from orchestrator.executors.entries import QueueFolder
+from orchestrator.executors.machine import local_machine
+from orchestrator.executors.protocol import Delivery
+from orchestrator.executors.queue import Queue
+from workloads.contract import State
+
+from .conftest import UUIDS, Lab, alive, lab_processes, seen, wait_until
+
+
+def devices_of_living_ranks(deliveries: list[Delivery]) -> list[str]:
+    """GPU UUIDs in the environments of the ranks that live right now."""
+    held: list[str] = []
+    for delivery in deliveries:
+        path = delivery.attempt.path / "seen.0.json"
+        if path.exists() and alive(seen(delivery)["pid"]):
+            held += seen(delivery)["gpus"].split(",")
+    return held
+
+
+def test_two_workspaces_never_share_a_gpu(lab: Lab, other: Lab) -> None:
+    """Four GPUs, two workspaces submitting at once, the queue of one killed -9 mid-run, then revived.
+
+    Proved: at no moment do living ranks hold one device twice, every run succeeds, and both queues used the machine.
+    """
+    specs = [(2, 0.6), (1, 0.4), (1, 0.8), (3, 0.3), (1, 0.2), (2, 0.5)]
+    mine = lab.send(*[lab.spec(gpus=gpus, cpus_per_rank=0, sleep=sleep) for gpus, sleep in specs])
+    theirs = other.send(*[other.spec(gpus=gpus, cpus_per_rank=0, sleep=sleep) for gpus, sleep in specs])
+    everything = mine + theirs
+    seen(mine[0])
+    os.kill(lab.queue_pid(), signal.SIGKILL)
+    killed_at = time.monotonic()
+    most = 0
+    revived = False
+    while not all(Exit.read(d.attempt) for d in everything):
+        held = devices_of_living_ranks(everything)
+        assert len(held) == len(set(held)), "two living ranks hold one GPU"
+        assert set(held) <= set(UUIDS)
+        most = max(most, len(held))
+        if not revived and time.monotonic() - killed_at > 1.0:
+            lab.executor.wake()
+            revived = True
+        assert time.monotonic() - killed_at < 40
+        time.sleep(0.02)
+    assert revived
+    assert most == 4
+    assert [lab.wait_exit(d)[0].state for d in everything] == [State.SUCCEEDED] * 12
+
+
+def test_kill_9_of_the_queue_leaves_runs_and_leases(lab: Lab) -> None:
+    """A rank that outlives the queue keeps its device; the next queue adopts it and goes on with what waits."""
+    running, waiting = lab.send(lab.spec(gpus=4, cpus_per_rank=0, sleep=2.5), lab.spec(gpus=1, cpus_per_rank=0))
+    rank = seen(running)
+    os.kill(lab.queue_pid(), signal.SIGKILL)
+    wait_until(lambda: not lab.executor.queue_alive)
+    assert all(leases.held(leases.gpu(uuid)) for uuid in UUIDS)
+    assert alive(rank["pid"])
+    states = [(d.attempt, d.token, State.PENDING) for d in (running, waiting)]
+    assert [v.state for v in lab.executor.look(states)] == [State.RUNNING, State.PENDING]
+    assert lab.executor.look(states)[1].reason == "no_queue"
+    lab.executor.wake()
+    first, second = lab.wait_exit(running, waiting)
+    assert first.state is second.state is State.SUCCEEDED
+    assert seen(running)["pid"] == rank["pid"], "started once"
+    assert seen(waiting)["time"] >= rank["time"] + 2.5
+
+
+def test_kill_9_of_queue_and_supervisor_is_a_lost_run(lab: Lab) -> None:
+    """As after a reboot: nobody is left, the next look says so and leaves it on record."""
+    (run,) = lab.send(lab.spec(sleep=600))
+    seen(run)
+    os.kill(lab.queue_pid(), signal.SIGKILL)
+    os.kill(seen(run)["session"], signal.SIGKILL)
+    wait_until(lambda: not lab_processes(lab.domain))
+    (found,) = lab.executor.look([(run.attempt, run.token, State.RUNNING)])
+    assert (found.state, found.reason) == (State.LOST, "supervisor_lost")
+    ended = Exit.read(run.attempt)
+    assert ended is not None
+    assert ended.state is State.LOST
+    assert QueueFolder(lab.runs).tokens(QueueFolder(lab.runs).running) == set()
+
+
+def test_an_entry_that_was_claimed_but_never_started_is_started(lab: Lab) -> None:
+    """The queue was killed between its claim and the supervisor's start; the next one waits a little, then goes on."""
+    delivery = lab.delivery(lab.spec())
+    lab.executor.send([delivery])
+    assert QueueFolder(lab.runs).claim(delivery.token)
+    with mock.patch.object(queue_module, "CLAIM_AGE_S", 0.0):
+        Queue(QueueFolder(lab.runs), local_machine(), frozenset()).serve()
+    assert lab.wait_exit(delivery)[0].state is State.SUCCEEDED
+
+
+def test_delivered_twice_runs_once(lab: Lab) -> None:
+    """A submit that was killed is made up for by one that cannot know how far it came."""
+    (run,) = lab.send(lab.spec())
+    lab.wait_exit(run)
+    first = seen(run)
+    lab.executor.send([run])
+    lab.executor.wake()
+    wait_until(lambda: not lab_processes(lab.domain))
+    assert seen(run) == first
+    assert "was started before: dropped" in (lab.runs / "queue/log.txt").read_text()
