@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workloads.datasets.files import in_threads, sha256
+from workloads.datasets.files import LOCK_WAIT_S, in_threads, sha256
 from workloads.datasets.images import decode, statistics
 from workloads.datasets.manifest import Entry, Listing, Summary, building, cache_folders
 from workloads.rundir import read_json, write_json
@@ -66,6 +67,7 @@ def pixels(listing: Listing, summary: Summary, size: int, progress: Callable[[st
         if found is not None:
             return found
         path = cache / f"{stem}.npy"
+        _remove_leftovers(path)
         _decode_all(listing, summary, size, path, progress)
         images = _mapped(path)
         mean, std = statistics(images[: summary.num_train])
@@ -88,6 +90,14 @@ def _kept(cache: Path, stem: str, summary: Summary) -> Pixels | None:
         return Pixels(_mapped(path), tuple(description.mean), tuple(description.std))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Half-written files of killed processes; a young one may be at work where the file system has no locks."""
+    for left in path.parent.glob(f".{path.name}.*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > LOCK_WAIT_S:
+                left.unlink()
 
 
 def _mapped(path: Path) -> NDArray[np.uint8]:

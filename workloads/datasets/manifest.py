@@ -112,12 +112,12 @@ def _class_folders(split: Path) -> list[str]:
     names = []
     if split.is_dir():
         with os.scandir(split) as entries:
-            names = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir() and _inside(e, split))
+            names = [e.name for e in entries if not e.name.startswith(".") and e.is_dir() and _inside(e, split)]
     if not names:
         why = "the folder is empty" if split.is_dir() else "no such folder"
         hint = "an image folder has train/CLASS/* and test/CLASS/*"
         raise DatasetError("no class folders here", where=str(split), why=why, hint=hint)
-    return names
+    return sorted(names, key=os.fsencode)  # by bytes: the order of characters depends on the locale's encoding
 
 
 def _images(folder: Path, below: str) -> list[Entry]:
@@ -135,7 +135,7 @@ def _images(folder: Path, below: str) -> list[Entry]:
     if not found:
         hint = f"put its images back ({', '.join(sorted(SUFFIXES))})"
         raise DatasetError("no images in this class folder", where=str(folder / below), hint=hint)
-    return sorted(found)
+    return sorted(found, key=lambda entry: os.fsencode(entry.path))
 
 
 def _inside(entry: os.DirEntry[str], folder: Path) -> bool:
