@@ -7,15 +7,13 @@ later fails at once, whatever the time-out, when another process wrote in betwee
 
 from __future__ import annotations
 
-import errno
-import fcntl
+import contextlib
 import logging
 import os
-import re
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +25,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool
 
-from db.errors import ForeignStoreError, StoreError, StoreReadOnlyError
+from db.errors import ForeignStoreError, StoreError
+from db.explain import ANOTHER, BUSY_TIMEOUT_S, cannot_lock, explain, is_missing_table, sqlite_name
+from db.filesystem import is_local, lock_problem
 from workloads.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -37,13 +37,6 @@ REVISIONS = ("0001",)
 
 VERSION_TABLE = "orchestrate_revision"
 
-BUSY_TIMEOUT_S = 60.0
-"""How long a command waits for another one's write."""
-
-_MOUNTS = Path("/proc/mounts")
-_LOCAL_FILE_SYSTEMS = frozenset(
-    {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs"}
-)
 _WRITE_LOCK = 0x6F726368
 """Key of PostgreSQL's advisory lock: one writer at a time, as in SQLite."""
 
@@ -89,7 +82,7 @@ class Store:
         try:
             yield
         except DBAPIError as error:
-            explained = _explain(self.database, error)
+            explained = explain(self.database, error)
             if explained is None:
                 raise
             raise explained from error
@@ -122,6 +115,16 @@ def open_store(database: str, *, read_only: bool = False) -> Store:
     return store
 
 
+def set_aside(database: str) -> Path:
+    """Give a damaged SQLite file another name, its journals with it; returns that name."""
+    path = Path(database)
+    kept = path.with_name(f"{path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(f"{kept}{suffix}")
+    return kept
+
+
 def revision(store: Store) -> str | None:
     """The schema revision of the database; None when it is empty.
 
@@ -132,11 +135,11 @@ def revision(store: Store) -> str | None:
         try:
             return str(connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one())  # noqa: S608
         except DBAPIError as error:
-            if _sqlite_name(error) == "SQLITE_NOTADB":
+            if sqlite_name(error) == "SQLITE_NOTADB":
                 raise ForeignStoreError(
-                    "not an SQLite database; left as it is", where=store.database, hint="name another file with --db"
+                    "not an SQLite database; left as it is", where=store.database, hint=ANOTHER
                 ) from error
-            if not _is_missing_table(error):
+            if not is_missing_table(error):
                 raise
         connection.rollback()
         tables = (
@@ -149,39 +152,9 @@ def revision(store: Store) -> str | None:
         raise ForeignStoreError(
             f"another program's database; left as it is (its tables: {', '.join(names[:5])})",
             where=store.database,
-            hint="name another file with --db",
+            hint=ANOTHER,
         )
     return None
-
-
-def lock_problem(folder: Path) -> str:
-    """Why files in this folder cannot be locked; empty when they can, or when none can be made there to try."""
-    try:
-        probe = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (opening may fail harmlessly, locking may not)
-    except OSError:
-        return ""
-    with probe:
-        try:
-            fcntl.lockf(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            return f"{errno.errorcode.get(error.errno or 0, '')} {error.strerror}".strip()
-    return ""
-
-
-def is_local(folder: Path) -> bool:
-    """Whether a folder is on a file system of this machine alone; an unknown kind counts as not."""
-    try:
-        mounts = _MOUNTS.read_bytes().splitlines()
-    except OSError:
-        return True
-    place = os.fsencode(os.path.realpath(folder))
-    best, kind = b"", b""
-    for line in mounts:
-        _, escaped, type_, *_ = line.split(b" ")
-        point = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), escaped)
-        if (place == point or place.startswith(point.rstrip(b"/") + b"/")) and len(point) >= len(best):
-            best, kind = point, type_
-    return kind.decode() in _LOCAL_FILE_SYSTEMS
 
 
 def _sqlite(path: Path, *, read_only: bool) -> Store:
@@ -285,7 +258,7 @@ def _to_current_schema(store: Store) -> bool:
         state = "is empty" if found is None else f"has the older schema {found}"
         raise StoreError(f"the database {state}", where=store.database, hint="orchestrate collect")
     if store.is_sqlite and found is None and (problem := lock_problem(Path(store.database).parent)):
-        raise _cannot_lock(store.database, problem)
+        raise cannot_lock(store.database, problem)
     _migrate(store)
     return found is None
 
@@ -321,65 +294,3 @@ def _choose_journal(store: Store, *, fresh: bool) -> None:
     if mode != "wal":
         reason = "SQLite refused a write-ahead log here" if local else "not on a local disk"
         log.warning("%s: %s, so commands that write at the same time take turns", store.database, reason)
-
-
-def _explain(database: str, error: DBAPIError) -> StoreError | None:
-    """Our error for what can happen to any database; None for what only a mistake of ours can cause."""
-    name = _sqlite_name(error)
-    folder = Path(database).parent
-    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_PROTOCOL")):
-        if problem := lock_problem(folder):
-            return _cannot_lock(database, problem)
-        if name.startswith(("SQLITE_IOERR", "SQLITE_PROTOCOL")):
-            return StoreError(
-                "reading or writing the database failed", where=database, why=str(error.orig), hint=_ELSEWHERE
-            )
-        return StoreError(
-            f"another command has been writing for {BUSY_TIMEOUT_S:.0f} s",
-            where=database,
-            hint="try again; what was to be written is still in the runs folder",
-        )
-    if name == "SQLITE_FULL":
-        return StoreError(
-            "the disk is full", where=database, hint="free some space and try again; the runs folder has everything"
-        )
-    if name.startswith("SQLITE_READONLY"):
-        return StoreReadOnlyError(
-            "the database may only be read", where=database, why=str(error.orig), hint="name another one with --db"
-        )
-    if name.startswith(("SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
-        if not folder.is_dir():
-            return StoreError("its folder does not exist", where=database, hint=f"mkdir -p {folder}")
-        why = "no such file" if not Path(database).exists() else "no permission"
-        kind = StoreReadOnlyError if why == "no permission" else StoreError
-        return kind("the database cannot be opened", where=database, why=why, hint="name another one with --db")
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        return StoreError(
-            "the database is damaged",
-            where=database,
-            why=str(error.orig),
-            hint="orchestrate db rebuild makes it anew from the runs folder and keeps the damaged file",
-        )
-    if not name and type(error).__name__ in {"OperationalError", "InterfaceError"}:
-        return StoreError("the database cannot be used", where=database, why=str(error.orig).strip())
-    return None
-
-
-_ELSEWHERE = (
-    "keep the database on a local disk: export ORCHESTRATE_DB=/local/path/results.db (the runs folder may stay)"
-)
-
-
-def _cannot_lock(database: str, problem: str) -> StoreError:
-    return StoreError(
-        "files cannot be locked here, so a database is not safe", where=database, why=problem, hint=_ELSEWHERE
-    )
-
-
-def _sqlite_name(error: DBAPIError) -> str:
-    """``SQLITE_BUSY`` and the like; empty for another database."""
-    return getattr(error.orig, "sqlite_errorname", None) or ""
-
-
-def _is_missing_table(error: DBAPIError) -> bool:
-    return "no such table" in str(error.orig) or getattr(error.orig, "sqlstate", None) == "42P01"

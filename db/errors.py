@@ -5,7 +5,8 @@ InputError
 └── QueryError           an SQL statement of the user's that cannot be run
 OperationError
 └── StoreError           the database cannot be used now: busy, no locks, disk full, damaged, unreachable
-    └── StoreReadOnlyError   it can be read and not written
+    ├── StoreReadOnlyError   it can be read and not written
+    └── StoreDamagedError    its file is damaged
 """
 
 from __future__ import annotations
@@ -27,3 +28,7 @@ class StoreError(OperationError):
 
 class StoreReadOnlyError(StoreError):
     """The database, its folder or its file system may be read only."""
+
+
+class StoreDamagedError(StoreError):
+    """The file is damaged; the run directories still have everything."""

@@ -24,6 +24,7 @@ from db.models import CONTENT, attempts, classes, epochs, ingested, ranks, resul
 from db.reading import Problem, Seen, files, look, problem, read_attempt
 from db.rows import Row, run_row, typed, upsert
 from workloads.contract import State
+from workloads.errors import InputError
 from workloads.rundir import AttemptDir, RunDir, run_dirs
 
 RUNS_PER_TRANSACTION = 64
@@ -58,11 +59,19 @@ def collect(store: Store, runs_folder: Path) -> Collected:
     return collected
 
 
-def rebuild(store: Store, runs_folder: Path) -> Collected:
+def rebuild(store: Store, runs_folder: Path, *, drop_missing: bool = False) -> Collected:
     """Make the content anew from the directories, in one transaction: readers see the old content or the new one.
 
     What only the database can know stays: intents whose directory is about to be made, and the last that was seen of
     attempts whose files have no verdict yet.
+
+    Args:
+        store: open for writing.
+        runs_folder: what the content is made from.
+        drop_missing: whether runs may go that have no directory there.
+
+    Raises:
+        InputError: such runs would go; nothing was changed.
     """
     with tempfile.TemporaryDirectory() as folder, open_store(str(Path(folder) / "fresh.db")) as fresh:
         collect(fresh, runs_folder)
@@ -75,6 +84,14 @@ def rebuild(store: Store, runs_folder: Path) -> Collected:
                 for part in source.execute(select(table)).partitions(10_000):
                     upsert(target, table, [tuple(row) for row in part])
             _carry_over(target, old_runs, old_attempts)
+            lost = old_runs.keys() - set(target.execute(select(runs.c.run_id)).scalars())
+            if lost and not drop_missing:
+                raise InputError(
+                    f"{len(lost)} of {len(old_runs)} runs in the database have no directory in {runs_folder}",
+                    where=store.database,
+                    why=f"they would be lost: {', '.join(sorted(lost)[:3])}{', ...' if len(lost) > 3 else ''}",
+                    hint="name the right folder with --runs, or add --drop-missing",
+                )
     # The directories may have changed while the new content was made.
     problems = collect(store, runs_folder).problems
     with store.read() as connection:

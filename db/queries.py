@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, Text, cast, func, or_, select, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from db.engine import Store
-from db.models import summary
+from db.errors import QueryError
+from db.models import CONTENT, ingested, summary
 from workloads.contract import Hardware, State
+from workloads.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +76,139 @@ def durations(store: Store) -> list[Duration]:
             .order_by(summary.c.run_id)
         )
         return [Duration(*row) for row in rows]
+
+
+SUMMARY_COLUMNS: dict[str, type[Any]] = {c.name: c.type.python_type for c in summary.c}
+"""Columns of the view ``summary`` and what they hold, in its order."""
+
+_OPERATORS: dict[str, Callable[[ColumnElement[Any], Any], ColumnElement[bool]]] = {
+    "=": lambda column, value: column == value,
+    "!=": lambda column, value: column.is_distinct_from(value),
+    "<": lambda column, value: column < value,
+    "<=": lambda column, value: column <= value,
+    ">": lambda column, value: column > value,
+    ">=": lambda column, value: column >= value,
+}
+_CONDITION = re.compile(r"\s*(\w+)\s*(!=|<=|>=|=|<|>|~)(.*)", re.DOTALL)
+_TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def known_column(name: str, where: str, known: Iterable[str] = SUMMARY_COLUMNS) -> str:
+    """The name, if it is a column.
+
+    Raises:
+        InputError: it is none; names the nearest one.
+    """
+    names = list(known)
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"columns: {', '.join(names)}"
+    raise InputError(f"no column {name!r}", where=where, hint=hint)
+
+
+def condition(text: str) -> ColumnElement[bool]:
+    """A condition on the view ``summary``: ``lr=0.1``, ``state!=succeeded``, ``label~cnn``; an empty value is null.
+
+    Raises:
+        InputError: it is none, of an unknown column, or compares a number with a text.
+    """
+    where = f"--where {text}"
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        raise InputError("not a condition", where=where, hint="KEY=VALUE, with one of = != < <= > >= ~ (contains)")
+    name, operator, wanted = match.groups()
+    column = summary.c[known_column(name, where)]
+    kind = SUMMARY_COLUMNS[name]
+    if operator == "~":
+        return cast(column, Text).icontains(wanted, autoescape=True)
+    if wanted == "" and operator in {"=", "!="}:
+        empty = or_(column.is_(None), cast(column, Text) == "")
+        return empty if operator == "=" else ~empty
+    try:
+        value = _TRUTHS[wanted.strip().lower()] if kind is bool else kind(wanted)
+    except (KeyError, ValueError):
+        expected = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+        raise InputError(f"{name} is {expected}, not {wanted!r}", where=where) from None
+    return _OPERATORS[operator](column, value)
+
+
+def summaries(store: Store, conditions: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """Rows of the view ``summary`` for which all conditions hold, like runs beside each other."""
+    order = ("experiment", "model", "dataset", "strategy", "hardware", "seed", "repeat", "label", "run_id")
+    query = select(summary).where(*(condition(text) for text in conditions)).order_by(*(summary.c[n] for n in order))
+    with store.read() as connection:
+        return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def run_sql(store: Store, sql: str, parameters: Mapping[str, str]) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Run the user's SQL on a store that was opened read only; column names, made unique, and rows.
+
+    Raises:
+        QueryError: it is no SQL, lacks a parameter, or would write.
+    """
+    with store.read() as connection:
+        try:
+            if store.is_sqlite:
+                found = connection.exec_driver_sql(sql, dict(parameters))
+            else:
+                found = connection.execute(text(sql), dict(parameters))
+            if not found.returns_rows:
+                raise QueryError(
+                    "nothing was asked", where=_shown(sql), hint='orchestrate query "SELECT * FROM summary"'
+                )
+            names = list(found.keys())
+            rows = [tuple(row) for row in found]
+        except SQLAlchemyError as error:
+            raise _query_error(sql, error) from error
+    return [n if names.index(n) == i else f"{n}_{names[:i].count(n) + 1}" for i, n in enumerate(names)], rows
+
+
+def _query_error(sql: str, error: SQLAlchemyError) -> Exception:
+    """Our error for a mistake in the statement; the driver's own for trouble with the database."""
+    cause = getattr(error, "orig", None) or error
+    code = getattr(cause, "sqlite_errorname", None) or ""
+    state = getattr(cause, "sqlstate", None) or ""
+    if code.startswith(("SQLITE_BUSY", "SQLITE_IOERR", "SQLITE_CORRUPT")) or state.startswith(("08", "57")):
+        return error
+    why = str(cause).strip()
+    if code in {"SQLITE_AUTH", "SQLITE_READONLY"} or state == "25006":
+        return QueryError("query only reads", where=_shown(sql), hint="results are written by orchestrate collect only")
+    if missing := re.search(r"binding parameter :(\w+)|bind parameter '(\w+)'", why):
+        name = missing[1] or missing[2]
+        return QueryError(f"no value for :{name}", where=_shown(sql), hint=f"-p {name}=VALUE")
+    return QueryError("the query failed", where=_shown(sql), why=why, hint=_nearest(why))
+
+
+def _nearest(why: str) -> str:
+    """The nearest table or column to the name that an error speaks of."""
+    tables = {row["table"] for row in schema()}
+    columns = {row["column"] for row in schema()}
+    unknown = re.search(
+        r"no such (table|column): (?:\w+\.)?(\w+)|(relation|column) \"?(?:\w+\.)?(\w+)\"? does not exist", why
+    )
+    if unknown is None:
+        return ""
+    kind, name = (unknown[1], unknown[2]) if unknown[1] else (unknown[3], unknown[4])
+    near = difflib.get_close_matches(name, columns if kind == "column" else tables, n=1)
+    return f"did you mean {near[0]}?" if near else "orchestrate db info --columns lists tables and columns"
+
+
+def _shown(sql: str) -> str:
+    return textwrap.shorten(sql, 80)
+
+
+def schema() -> list[dict[str, str]]:
+    """Every table and view with its columns."""
+    tables = [*CONTENT, ingested, summary]
+    rows = [{"table": t.name, "column": c.name, "type": c.type.python_type.__name__} for t in tables for c in t.c]
+    return [*rows, *({**row, "table": "curves"} for row in rows if row["table"] == "epochs")]
+
+
+def sizes(store: Store) -> list[dict[str, Any]]:
+    """Rows of every table."""
+    with store.read() as connection:
+        return [
+            {"table": t.name, "rows": connection.execute(select(func.count()).select_from(t)).scalar_one()}
+            for t in (*CONTENT, ingested)
+        ]

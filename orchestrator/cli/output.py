@@ -53,10 +53,6 @@ class Column:
     text: Callable[[Mapping[str, Any]], str] | None = None
     """From a row to what people read; None: by the name's unit."""
 
-    @property
-    def heading(self) -> str:
-        return self.title or heading(self.name)
-
     def cell(self, row: Mapping[str, Any]) -> str:
         return self.text(row) if self.text else pretty(self.name, row.get(self.name))
 
@@ -94,13 +90,11 @@ def talk(text: str) -> None:
 
 
 def heading(name: str) -> str:
-    """A column's heading for people: ``epoch_time_s`` -> ``epoch time [s]``."""
+    """The heading of a column of numbers, for people: ``epoch_time_s`` -> ``epoch time (s)``."""
     for suffix, unit in _UNITS.items():
         if name.endswith(suffix):
-            return f"{name.removesuffix(suffix).replace('_', ' ')} [{unit}]"
-    if name in _SHARES:
-        return f"{name.replace('_', ' ')} [%]"
-    return name.replace("_", " ")
+            return f"{name.removesuffix(suffix).replace('_', ' ')}{unit}"
+    return f"{name.replace('_', ' ')} (%)" if name in _SHARES else name.replace("_", " ")
 
 
 def pretty(name: str, value: Any) -> str:
@@ -114,7 +108,7 @@ def pretty(name: str, value: Any) -> str:
     return str(value)
 
 
-_UNITS = {"_bytes": "GiB", "_per_s": "1/s", "_s": "s", "_pct": "%", "_j": "J"}
+_UNITS = {"_bytes": " (GiB)", "_per_s": "/s", "_s": " (s)", "_pct": " (%)", "_j": " (J)"}
 _SHARES = frozenset({"test_accuracy", "precision", "recall", "f1"})
 
 
@@ -153,7 +147,7 @@ def _table(found: Sequence[Mapping[str, Any]], columns: Sequence[Column], title:
     table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
     for c in columns:
         table.add_column(
-            Text(_visible(c.heading)), justify="right" if _is_numeric(found, c) else "left", overflow="fold"
+            Text(_visible(_heading(found, c))), justify="right" if _is_numeric(found, c) else "left", overflow="fold"
         )
     for row in found:
         table.add_row(*(Text(_visible(c.cell(row))) for c in columns))
@@ -171,7 +165,7 @@ def _csv(found: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
 
 def _markdown(found: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
     lines = [
-        [_markdown_text(c.heading) for c in columns],
+        [_markdown_text(_heading(found, c)) for c in columns],
         ["---:" if _is_numeric(found, c) else "---" for c in columns],
         *([_markdown_text(c.cell(row)) for c in columns] for row in found),
     ]
@@ -184,7 +178,7 @@ def _latex(found: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str
     head, *body = [
         " & ".join(cells) + r" \\"
         for cells in [
-            [_latex_text(c.heading) for c in columns],
+            [_latex_text(_heading(found, c)) for c in columns],
             *([_latex_text(c.cell(row)) for c in columns] for row in found),
         ]
     ]
@@ -216,6 +210,11 @@ _LATEX_SPECIAL = {
 
 def _latex_text(text: str) -> str:
     return "".join(_LATEX_SPECIAL.get(c, c) for c in _visible(text))
+
+
+def _heading(found: Sequence[Mapping[str, Any]], column: Column) -> str:
+    has_text = any(isinstance(row.get(column.name), str) for row in found)
+    return column.title or (column.name.replace("_", " ") if has_text else heading(column.name))
 
 
 def _is_numeric(found: Sequence[Mapping[str, Any]], column: Column) -> bool:

@@ -1,0 +1,62 @@
+"""Summaries over repetitions: what is said of a group of runs that differ in seed or repeat only."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workloads.contract import State
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median and range of a few values.
+
+    The range, not quartiles or a deviation: groups are two to ten runs, where quartiles interpolate between two of them
+    and a deviation suggests a shape that nobody has seen. It widens with ``n``, which therefore stands beside it.
+    """
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """Median and range of the values that were measured; None when none was."""
+    found = [value for value in values if value is not None]
+    if not found:
+        return None
+    return Spread(statistics.median(found), min(found), max(found), len(found))
+
+
+def grouped(rows: Iterable[Mapping[str, Any]], by: Sequence[str], metrics: Sequence[str]) -> list[dict[str, Any]]:
+    """One row a group, in the order of first appearance.
+
+    Each metric becomes ``METRIC`` (median), ``METRIC_min`` and ``METRIC_max``. ``n`` counts the runs behind them:
+    those that succeeded and did not diverge; ``failed`` and ``diverged`` count the others that ended.
+    """
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in by), []).append(row)
+    summaries = []
+    for key, members in groups.items():
+        sound = [row for row in members if row["measured_attempt"] is not None and not row["diverged"]]
+        summary: dict[str, Any] = dict(zip(by, key, strict=True))
+        summary["n"] = len(sound)
+        summary["failed"] = sum(is_failed(row) for row in members)
+        summary["diverged"] = sum(bool(row["diverged"]) for row in members)
+        for name in metrics:
+            found = spread(row[name] for row in sound)
+            summary[name] = found.median if found else None
+            summary[f"{name}_min"] = found.low if found else None
+            summary[f"{name}_max"] = found.high if found else None
+        summaries.append(summary)
+    return summaries
+
+
+def is_failed(row: Mapping[str, Any]) -> bool:
+    """Whether a run's newest attempt ended without a result."""
+    return State(row["state"]).ended_badly

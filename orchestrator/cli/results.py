@@ -1,0 +1,333 @@
+"""The verbs collect, results, query and db: what the store has, and looking after it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli import output
+from orchestrator.cli.workspace import (
+    DEFAULT_DATABASE,
+    DEFAULT_RUNS,
+    DatabaseOption,
+    RunsOption,
+    Workspace,
+)
+from orchestrator.errors import InputError, PartlyDoneError
+
+if TYPE_CHECKING:
+    from db.engine import Store
+    from db.ingest import Collected
+
+app = typer.Typer()
+
+_METRICS = ("test_accuracy", "epoch_time_s", "total_time_s", "samples_per_s", "peak_memory_bytes")
+_NAMED = 5
+"""How many runs a note names before it only counts."""
+
+
+@app.command()
+def collect(
+    json: output.JsonOption = False, runs: RunsOption = DEFAULT_RUNS, database: DatabaseOption = DEFAULT_DATABASE
+) -> None:
+    """Read new results from the runs folder into the database.
+
+    Only what changed since the last time is read; status and results do it too. Files that are damaged or may not be
+    read are named, left out and tried again each time.
+
+    Example: orchestrate collect
+    """
+    workspace = Workspace.at(runs=runs, database=database)
+    from db.engine import open_store
+    from db.ingest import collect as take_in
+
+    if not workspace.runs.is_dir():
+        raise InputError(
+            "there is no runs folder", where=str(workspace.runs), hint="orchestrate submit, or name it with --runs"
+        )
+    with open_store(workspace.database) as store:
+        collected = take_in(store, workspace.runs)
+    if json:
+        output.facts(collected)
+    else:
+        _say_collected("new or changed", collected)
+    _say_problems(collected)
+    if collected.problems:
+        raise PartlyDoneError(
+            f"{len(collected.problems)} files or folders were left out", hint="they are tried again each time"
+        )
+
+
+@app.command()
+def results(
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where", "-w", metavar="KEY=VALUE", help="Only runs for which this holds; = != < <= > >= ~; repeatable."
+        ),
+    ] = None,
+    select: Annotated[str, typer.Option("--select", "-s", metavar="KEY,...", help="The columns to show.")] = "",
+    group_by: Annotated[
+        str, typer.Option("--group-by", "-g", metavar="KEY,...", help="Show median (min–max) over runs alike in these.")
+    ] = "",
+    sort: Annotated[str, typer.Option("--sort", metavar="KEY", help="Sort by this column; -KEY for descending.")] = "",
+    format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
+    json: output.JsonOption = False,
+    runs: RunsOption = DEFAULT_RUNS,
+    database: DatabaseOption = DEFAULT_DATABASE,
+) -> None:
+    """Show tables of results.
+
+    One row a run, with what its newest successful attempt measured. ~ means contains, an empty value means not set.
+    JSON and CSV have every column, and numbers as they are, unless --select names some. With --group-by, numbers are
+    the median over runs that succeeded and did not diverge, with smallest and largest, n saying how many.
+
+    Example: orchestrate results --where dataset=mnist --where "test_accuracy>0.97" --sort -samples_per_s
+
+    Example: orchestrate results --group-by model,strategy,hardware --format latex
+    """
+    from db import queries, statistics
+
+    workspace = Workspace.at(runs=runs, database=database)
+    style = output.chosen(format, json)
+    by, wanted = _keys(group_by, "--group-by"), _keys(select, "--select")
+    with _collected(workspace) as store:
+        rows = queries.summaries(store, where or [])
+    if by:
+        metrics = _numbers(wanted) or list(_METRICS)
+        shown: Sequence[Mapping[str, Any]] = statistics.grouped(rows, by, metrics)
+        columns = _group_columns(shown, by, metrics, style)
+    else:
+        shown = rows
+        columns = _run_columns(rows, wanted, style)
+    if sort:
+        shown = _sorted(shown, sort)
+    output.rows(shown, columns, style)
+    _say_unfinished(rows)
+
+
+@app.command()
+def query(
+    sql: Annotated[str, typer.Argument(help="One SELECT statement; - reads it from standard input.")],
+    parameters: Annotated[
+        list[str] | None,
+        typer.Option("--param", "-p", metavar="NAME=VALUE", help="Value for :NAME in the statement; repeatable."),
+    ] = None,
+    format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
+    json: output.JsonOption = False,
+    database: DatabaseOption = DEFAULT_DATABASE,
+) -> None:
+    """Run a read-only SQL query on the results.
+
+    Tables: runs, attempts, results, epochs, classes, ranks. Views: summary (one row a run: its fields, its state, what
+    it measured) and curves (the epochs that count of each run). orchestrate db info --columns lists their columns.
+
+    Example: orchestrate query "SELECT model, max(test_accuracy) FROM summary WHERE lr = :lr GROUP BY model" -p lr=0.1
+    """
+    from db import queries
+    from db.engine import open_store
+
+    values = {}
+    for given in parameters or []:
+        name, equals, value = given.partition("=")
+        if not equals:
+            raise InputError("not a parameter", where=f"-p {given}", hint="-p NAME=VALUE")
+        values[name.removeprefix(":")] = value
+    statement = sys.stdin.read() if sql == "-" else sql
+    with open_store(Workspace.at(database=database).database, read_only=True) as store:
+        names, rows = queries.run_sql(store, statement, values)
+    output.rows([dict(zip(names, row, strict=True)) for row in rows], names, output.chosen(format, json))
+
+
+db_app = typer.Typer(help="Look after the database.\n\nExample: orchestrate db info", no_args_is_help=True)
+app.add_typer(db_app, name="db")
+
+
+@db_app.command()
+def rebuild(
+    drop_missing: Annotated[
+        bool, typer.Option("--drop-missing", help="Let go of runs that have no directory any more.")
+    ] = False,
+    json: output.JsonOption = False,
+    runs: RunsOption = DEFAULT_RUNS,
+    database: DatabaseOption = DEFAULT_DATABASE,
+) -> None:
+    """Make the database anew from the run directories.
+
+    Safe in the middle of a campaign: other commands see the old content or the new. A damaged file is kept beside it.
+
+    Example: orchestrate db rebuild
+    """
+    from db import ingest
+    from db.engine import open_store, set_aside
+    from db.errors import StoreDamagedError
+
+    workspace = Workspace.at(runs=runs, database=database)
+    if not workspace.runs.is_dir():
+        raise InputError("there is no runs folder", where=str(workspace.runs), hint="name it with --runs")
+    try:
+        with open_store(workspace.database) as store:
+            collected = ingest.rebuild(store, workspace.runs, drop_missing=drop_missing)
+    except StoreDamagedError:
+        output.talk(f"the damaged database is kept as {set_aside(workspace.database)}")
+        with open_store(workspace.database) as store:
+            collected = ingest.collect(store, workspace.runs)
+    if json:
+        output.facts(collected)
+    else:
+        _say_collected("rebuilt", collected)
+    _say_problems(collected)
+
+
+@db_app.command()
+def upgrade(database: DatabaseOption = DEFAULT_DATABASE) -> None:
+    """Bring the database to this version's schema; every command that writes does it too.
+
+    Example: orchestrate db upgrade
+    """
+    from db.engine import open_store, revision
+
+    with open_store(Workspace.at(database=database).database) as store:
+        typer.echo(f"{store.database}: schema {revision(store)}")
+
+
+@db_app.command()
+def info(
+    columns: Annotated[bool, typer.Option("--columns", help="List the columns of every table and view.")] = False,
+    format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
+    json: output.JsonOption = False,
+    database: DatabaseOption = DEFAULT_DATABASE,
+) -> None:
+    """Say where the database is, its schema, and what is in it.
+
+    Example: orchestrate db info --columns
+    """
+    from db import queries
+    from db.engine import open_store, revision
+
+    style = output.chosen(format, json)
+    with open_store(Workspace.at(database=database).database, read_only=True) as store:
+        if columns:
+            output.rows(queries.schema(), ["table", "column", "type"], style)
+            return
+        output.talk(f"{store.database}: schema {revision(store)}")
+        output.rows(queries.sizes(store), ["table", "rows"], style)
+
+
+@contextmanager
+def _collected(workspace: Workspace) -> Iterator[Store]:
+    """The store with new results taken in; as it is where it may only be read."""
+    from db.engine import open_store
+    from db.errors import StoreReadOnlyError
+    from db.ingest import collect as take_in
+
+    if "://" not in workspace.database and not Path(workspace.database).exists() and not workspace.runs.exists():
+        raise InputError(
+            "there are no results here",
+            where=str(workspace.runs.parent),
+            why=f"neither {workspace.runs.name} nor {Path(workspace.database).name} exists",
+            hint="orchestrate submit, or name the places with --runs and --db",
+        )
+    try:
+        with open_store(workspace.database) as store:
+            _say_problems(take_in(store, workspace.runs))
+    except StoreReadOnlyError as error:
+        output.talk(f"note: {error.where}: {error.what}, so newer results are not in it")
+    with open_store(workspace.database, read_only=True) as store:
+        yield store
+
+
+def _say_collected(done: str, collected: Collected) -> None:
+    counts = ", ".join(f"{getattr(collected, name)} {name}" for name in ("runs", "attempts", "results", "epochs"))
+    typer.echo(f"{done}: {counts}")
+
+
+def _say_problems(collected: Collected) -> None:
+    for problem in collected.problems:
+        output.talk(f"left out: {problem.path}: {problem.what}")
+
+
+def _say_unfinished(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Which rows a reader must not take for good: what failed, what diverged, what is not finished."""
+    from db.statistics import is_failed
+
+    failed = [f"{row['label']} ({row['reason'] or row['state']})" for row in rows if is_failed(row)]
+    diverged = [str(row["label"]) for row in rows if row["diverged"]]
+    unfinished = sum(row["measured_attempt"] is None and not is_failed(row) for row in rows)
+    for count, names in (("failed", failed), ("diverged (a loss was NaN or infinite)", diverged)):
+        if names:
+            more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            output.talk(f"note: {len(names)} of {len(rows)} runs {count}: {', '.join(names[:_NAMED])}{more}")
+    if unfinished:
+        output.talk(f"note: {unfinished} of {len(rows)} runs have no result yet")
+
+
+def _keys(text: str, option: str) -> list[str]:
+    from db.queries import known_column
+
+    return [known_column(name.strip(), f"{option} {text}") for name in text.split(",") if name.strip()]
+
+
+def _numbers(names: Sequence[str]) -> list[str]:
+    from db.queries import SUMMARY_COLUMNS
+
+    for name in names:
+        if SUMMARY_COLUMNS[name] not in {int, float}:
+            raise InputError(
+                f"{name} has no median", where="--select", hint="with --group-by, select numbers only; the others group"
+            )
+    return list(names)
+
+
+def _run_columns(
+    rows: Sequence[Mapping[str, Any]], wanted: Sequence[str], style: output.Format
+) -> list[str | output.Column]:
+    from db.queries import SUMMARY_COLUMNS
+
+    if wanted:
+        return list(wanted)
+    if style.for_machines:
+        return list(SUMMARY_COLUMNS)
+    several = len({row["experiment"] for row in rows}) > 1
+    return [*(["experiment"] if several else []), "label", output.Column("state", text=_state), *_METRICS]
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    """A state with what a reader must know of it, in one cell."""
+    remarks = [str(row["reason"])] if row["reason"] else []
+    remarks += ["diverged"] if row["diverged"] else []
+    return f"{row['state']} ({', '.join(remarks)})" if remarks else str(row["state"])
+
+
+def _group_columns(
+    shown: Sequence[Mapping[str, Any]], by: Sequence[str], metrics: Sequence[str], style: output.Format
+) -> list[str | output.Column]:
+    if style.for_machines:
+        spread = [name for m in metrics for name in (m, f"{m}_min", f"{m}_max")]
+        return [*by, "n", "failed", "diverged", *spread]
+    counts = ["n", *(name for name in ("failed", "diverged") if any(row[name] for row in shown))]
+    return [*by, *counts, *(output.Column(m, text=_with_range(m)) for m in metrics)]
+
+
+def _with_range(name: str) -> Any:
+    def text(row: Mapping[str, Any]) -> str:
+        median, low, high = (output.pretty(name, row[key]) for key in (name, f"{name}_min", f"{name}_max"))
+        return median if low == high else f"{median} ({low}–{high})"
+
+    return text
+
+
+def _sorted(rows: Sequence[Mapping[str, Any]], sort: str) -> list[Mapping[str, Any]]:
+    """Rows by one column; those without a value come last either way."""
+    from db.queries import known_column
+
+    name = sort.removeprefix("-")
+    if rows:
+        known_column(name, f"--sort {sort}", rows[0])
+    with_value = sorted((row for row in rows if row[name] is not None), key=lambda row: row[name], reverse=sort != name)
+    return [*with_value, *(row for row in rows if row[name] is None)]
