@@ -99,7 +99,8 @@ def _show(made: Plan, *, every: bool) -> None:
     if made.scripts:
         output.rows(_arrays(made), ["array", "runs", "gpu_hours_limit", "partition", "qos"], output.Format.TABLE)
     for check in made.checks:
-        output.talk(f"{'must be fixed' if check.blocking else 'note'}: {check.what}" + (f"; {check.fix}" if check.fix else ""))
+        fix = f"; {check.fix}" if check.fix else ""
+        output.talk(f"{'must be fixed' if check.blocking else 'note'}: {check.what}{fix}")
     typer.echo(summary(made))
 
 
