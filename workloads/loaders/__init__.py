@@ -55,6 +55,20 @@ class WorkerError(JobError):
     failure_class = "loader_worker"
 
 
+def worker_error(error: RuntimeError) -> WorkerError | None:
+    """What torch's RuntimeError about a dead worker means; None for any other.
+
+    torch raises it from a signal handler, so it may surface anywhere in the training process, not only in a loader.
+    """
+    if "DataLoader worker" not in str(error):
+        return None
+    return WorkerError(
+        "a worker process of the dataloader died",
+        why=str(error).strip(),
+        hint="most often the host's memory ran out: raise mem, or lower workers or batch_size",
+    )
+
+
 class Loader(Protocol):
     """Batches of one rank. Every rank yields the same number of them, and every sample comes exactly once."""
 

@@ -19,8 +19,8 @@ from workloads.augment import Augmentation, Normaliser
 from workloads.contract import TrainConfig
 from workloads.datasets.images import ImageData, Split
 from workloads.errors import DatasetError
-from workloads.loaders import Batch, Shard, WorkerError
-from workloads.loaders.order import Part, epoch_order, subset, test_parts, train_parts
+from workloads.loaders import Batch, Shard, worker_error
+from workloads.loaders.order import Part, epoch_order, evaluation_parts, subset, training_parts
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -107,13 +107,14 @@ class PillowLoader:
     ) -> None:
         self._seed = config.seed
         self._device = device
-        self._workers = config.workers
         self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         self._indices = torch.from_numpy(subset(data.train.labels, config.train_fraction, config.seed))
         self.num_train, self.num_test = len(self._indices), len(data.test)
-        self._train_parts = train_parts(self.num_train, config.batch_size, drop_last=config.drop_last, shard=shard)
-        self._test_parts = test_parts(self.num_test, config.batch_size, shard)
-        self.steps_per_epoch = len(self._train_parts)
+        self._training_parts = training_parts(
+            self.num_train, config.batch_size, drop_last=config.drop_last, shard=shard
+        )
+        self._evaluation_parts = evaluation_parts(self.num_test, config.batch_size, shard)
+        self.steps_per_epoch = len(self._training_parts)
         augmentation = Augmentation.of(config.augment, image_size=data.image_size, seed=config.seed)
         self._requests = _Requests()
         self._loader: DataLoader[Any] | None = DataLoader(
@@ -125,14 +126,15 @@ class PillowLoader:
             persistent_workers=config.workers > 0,
             pin_memory=device.type == "cuda",
             multiprocessing_context="fork" if config.workers else None,
+            generator=torch.Generator(),  # its seeds for workers would else come from the state that dropout draws from
         )
 
     def train(self, epoch: int) -> Iterator[Batch]:
         order = self._indices[epoch_order(self._indices, self._seed, epoch)].tolist()
-        return self._batches(epoch, order, self._train_parts)
+        return self._batches(epoch, order, self._training_parts)
 
     def test(self) -> Iterator[Batch]:
-        return self._batches(TEST, list(range(self.num_test)), self._test_parts)
+        return self._batches(TEST, list(range(self.num_test)), self._evaluation_parts)
 
     def close(self) -> None:
         self._loader = None  # its workers end with it
@@ -149,20 +151,12 @@ class PillowLoader:
             # Python 3.12 warns of forking beside threads; the children neither use torch's threads nor the device.
             warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
             answers = iter(self._loader)
-        while True:
-            try:
-                answer = next(answers)
-            except StopIteration:
-                return
-            except RuntimeError as error:
-                if "DataLoader worker" not in str(error):
-                    raise
-                raise WorkerError(
-                    "a worker process of the dataloader died",
-                    where=f"workers = {self._workers}",
-                    why=str(error).strip(),
-                    hint="most often the host's memory ran out: raise mem, or lower workers or batch_size",
-                ) from error
-            if isinstance(answer, DatasetError):
-                raise answer
-            yield answer
+        try:
+            for answer in answers:
+                if isinstance(answer, DatasetError):
+                    raise answer
+                yield answer
+        except RuntimeError as error:
+            raise (worker_error(error) or error) from error
+        finally:
+            del answers  # an error's traceback would keep it, and with it the workers, alive

@@ -107,7 +107,7 @@ class Part:
         return slice(self.start, self.start + self.num_local) if self.num_local else slice(0, 1)
 
 
-def train_parts(num_train: int, batch_size: int, *, drop_last: bool, shard: Shard) -> list[Part]:
+def training_parts(num_train: int, batch_size: int, *, drop_last: bool, shard: Shard) -> list[Part]:
     """The steps of an epoch: consecutive global batches, of which each rank takes a consecutive part.
 
     Raises:
@@ -131,7 +131,7 @@ def _parts(starts: range, end: int, batch_size: int, shard: Shard) -> Iterator[P
         yield Part(start + part.start, part.stop - part.start, size)
 
 
-def test_parts(num_test: int, batch_size: int, shard: Shard) -> list[Part]:
+def evaluation_parts(num_test: int, batch_size: int, shard: Shard) -> list[Part]:
     """The test split cut into one consecutive run per rank, each in batches of a rank's share of ``batch_size``."""
     per_rank = -(-batch_size // shard.count)
     runs = [Shard(index, shard.count).part(num_test) for index in range(shard.count)]

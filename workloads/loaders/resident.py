@@ -16,7 +16,7 @@ from workloads.datasets.images import ImageData
 from workloads.errors import DatasetError
 from workloads.loaders import Batch, Shard
 from workloads.loaders.gather import Gatherer, gatherer, placed
-from workloads.loaders.order import epoch_order, subset, test_parts, train_parts
+from workloads.loaders.order import epoch_order, evaluation_parts, subset, training_parts
 
 
 class ResidentLoader:
@@ -38,9 +38,11 @@ class ResidentLoader:
         self._normalise = Normaliser.of(data.mean, data.std, device=device, dtype=dtype)
         chosen = subset(data.train.labels, config.train_fraction, config.seed)
         self.num_train, self.num_test = len(chosen), len(data.test)
-        self._train_parts = train_parts(self.num_train, config.batch_size, drop_last=config.drop_last, shard=shard)
-        self._test_parts = test_parts(self.num_test, config.batch_size, shard)
-        self.steps_per_epoch = len(self._train_parts)
+        self._training_parts = training_parts(
+            self.num_train, config.batch_size, drop_last=config.drop_last, shard=shard
+        )
+        self._evaluation_parts = evaluation_parts(self.num_test, config.batch_size, shard)
+        self.steps_per_epoch = len(self._training_parts)
         augmentation = Augmentation.of(config.augment, image_size=data.image_size, seed=config.seed)
         train_images = data.train.images if self.num_train == len(data.train) else data.train.images[chosen]
         self._own_test = shard.part(self.num_test)
@@ -65,11 +67,11 @@ class ResidentLoader:
         order = epoch_order(self._indices, self._seed, epoch)
         self._train.begin(epoch, order, self._indices[order])
         labels = self._labels[order]
-        for part in self._train_parts:
+        for part in self._training_parts:
             yield Batch(self._finished(self._train.take(part.rows)), labels[part.rows], part.num_local, part.num_global)
 
     def test(self) -> Iterator[Batch]:
-        for part in self._test_parts:
+        for part in self._evaluation_parts:
             start = part.start - self._own_test.start
             rows = slice(start, start + part.num_local) if part.num_local else slice(1)
             pixels = self._test_images[rows]

@@ -1,0 +1,65 @@
+"""The resident loader on a GPU: the CPU's batches, few kernels a step, and no step that waits for the device."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+from workloads import loaders  # noqa: E402 (needs torch)
+from workloads.contract import TrainConfig  # noqa: E402
+from workloads.datasets import synthetic  # noqa: E402
+from workloads.loaders import Loader, Shard  # noqa: E402
+
+CONFIG = TrainConfig(model="cnn", dataset="synthetic", strategy="eager", hardware="gpu:1", cpus=1, augment="crop_flip")
+KERNELS_A_STEP = {"none": 2, "flip": 4, "crop_flip": 4}
+"""Picking and normalising; with augmentation also a row and a column of each crop."""
+
+
+def make(device: str, *, to: int = 32, dtype: torch.dtype = torch.float32, **fields: object) -> Loader:
+    config = dataclasses.replace(CONFIG, **fields)  # type: ignore[arg-type]
+    data = synthetic.DECLARATION.load(None, "synthetic", config)
+    return loaders.make(data, config, image_size=to, device=torch.device(device), dtype=dtype, shard=Shard(0, 1))
+
+
+@pytest.mark.parametrize("augment", ["none", "flip", "crop_flip"])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("size", [32, 48])
+def test_batches_are_those_of_the_cpu(augment: str, channels_last: bool, size: int) -> None:
+    """Same samples, augmentation and layout, to rounding; training and test."""
+    here, there = (
+        make(device, augment=augment, channels_last=channels_last, to=size, dtype=torch.float64)
+        for device in ("cpu", "cuda")
+    )
+    for mine, other in zip([*here.train(3), *here.test()], [*there.train(3), *there.test()], strict=True):
+        assert other.x.is_cuda
+        assert torch.allclose(mine.x, other.x.cpu(), rtol=0, atol=1e-12)
+        assert torch.equal(mine.y, other.y.cpu())
+        assert other.x.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+
+
+@pytest.mark.parametrize("augment", sorted(KERNELS_A_STEP))
+def test_a_step_adds_few_kernels_and_never_waits(augment: str) -> None:
+    """A whole epoch under the mode that turns every synchronisation into an error; kernels counted by the profiler."""
+    loader = make("cuda", augment=augment)
+    for _ in loader.train(0):
+        pass
+    batches = loader.train(1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        next(batches)  # the epoch's own kernels come with its first batch
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            steps = sum(1 for _ in batches)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    kernels = sum(event.count for event in profile.key_averages() if event.self_device_time_total > 0)
+    assert steps == loader.steps_per_epoch - 1
+    assert kernels <= KERNELS_A_STEP[augment] * steps
