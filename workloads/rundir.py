@@ -43,7 +43,12 @@ def write_json(path: Path, data: Any) -> None:
     Raises:
         OSError: the disk is full or the folder is not writable; the old file, if any, is untouched.
     """
-    write_bytes(path, json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1).encode())
+    write_bytes(path, _encoded(json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1)))
+
+
+def _encoded(text: str) -> bytes:
+    """UTF-8 of a JSON text. Half a surrogate pair, as in a file name that is no UTF-8, becomes JSON's escape of it."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -251,7 +256,7 @@ class EventLog:
         """Append one event; floats that JSON lacks become null."""
         line = {"event": event, "time": time.time(), "t_s": time.monotonic() - _PROCESS_START, **data}
         text = json.dumps(_finite(line), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        os.write(self._descriptor, text.encode() + b"\n")
+        os.write(self._descriptor, _encoded(text) + b"\n")
 
     def close(self) -> None:
         os.close(self._descriptor)
