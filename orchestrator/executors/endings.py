@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,10 +12,17 @@ from workloads.contract import RunResult, State
 from workloads.rundir import AttemptDir, read_events, read_json, write_json
 
 _STATE_OF_REASON = {
-    "out_of_memory": State.OUT_OF_MEMORY,
+    "device_memory": State.OUT_OF_MEMORY,
+    "host_memory": State.OUT_OF_MEMORY,
     "wrong_hardware": State.WRONG_HARDWARE,
 }
 """Failure classes that are states of their own; every other one is ``failed``."""
+
+_RANK_LOST = "rank_lost"
+"""Failure class of a rank that only saw its peer go: it knows less than we do."""
+
+_TOLD_TO_END = os.EX_TEMPFAIL
+"""Exit code of a rank that obeyed SIGTERM, SIGINT or SIGUSR2 (``workloads.entry.ExitCode.INTERRUPTED``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +76,16 @@ class Failure:
 
 
 def first_failure(attempt: AttemptDir, num_ranks: int) -> Failure | None:
-    """The earliest error that a rank recorded: the later ones are mostly peers that lost their partner."""
+    """The earliest error that a rank recorded, without those that only lost their partner."""
     failures = []
     for rank in range(num_ranks):
-        events, _ = read_events(attempt.events(rank))
+        events, _ = read_events(attempt.events(rank), 0, "error")
         failures += [
             Failure(rank, float(e["time"]), str(e.get("failure_class", "program_error")), str(e.get("message", "")))
             for e in events
-            if e["event"] == "error" and isinstance(e.get("time"), (int, float))
+            if e["event"] == "error"
+            and isinstance(e.get("time"), (int, float))
+            and e.get("failure_class") != _RANK_LOST
         ]
     return min(failures, key=lambda f: f.time, default=None)
 
@@ -141,7 +151,7 @@ def conclude(
     if failure is not None:
         state = _STATE_OF_REASON.get(failure.reason, State.FAILED)
         return verdict(state, failure.reason, f"rank {failure.rank}: {failure.message}")
-    if result is not None:
+    if result is not None and result.reason != _RANK_LOST:
         return verdict(State(result.state), result.reason, result.message)
     killed = [rank for rank, code in enumerate(codes) if code == -signal.SIGKILL]
     if killed and oom_killed:
@@ -150,10 +160,13 @@ def conclude(
         )
     if ending is not None:
         return verdict(ending.state, ending.reason, _with(ending.message, last_words))
-    failed = [rank for rank, code in enumerate(codes) if code != 0]
+    failed = [rank for rank, code in enumerate(codes) if code not in {0, None, _TOLD_TO_END}]
     if failed:
         how = describe_exit(codes[failed[0]])
         return verdict(State.FAILED, "program_error", _with(f"rank {failed[0]} {how}", last_words))
+    if _TOLD_TO_END in codes:
+        rank = codes.index(_TOLD_TO_END)
+        return verdict(State.PREEMPTED, "signal", f"rank {rank} was told to end by a signal that was not ours")
     return verdict(State.FAILED, "no_result", "all ranks ended as if all was well, but wrote no result")
 
 

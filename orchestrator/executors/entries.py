@@ -197,6 +197,11 @@ def queue_name(runs: Path) -> str:
     return f"queue/{os.path.realpath(runs)}"
 
 
+def submit_name(runs: Path) -> str:
+    """The lease of a submit that is at work in a runs folder."""
+    return f"submit/{os.path.realpath(runs)}"
+
+
 def supervisor_name(token: str) -> str:
     """The lease that an attempt's supervisor holds while it lives."""
     return f"supervisor/{token}"

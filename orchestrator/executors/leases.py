@@ -23,7 +23,7 @@ DOMAIN_VARIABLE = "ORCHESTRATE_LEASES"
 
 
 class Lease:
-    """A held name. Let go by :meth:`release`, or by the end of the last process that inherited it; never by accident."""
+    """A held name. Let go by :meth:`release`, or by the end of the last process that inherited it."""
 
     def __init__(self, name: str, descriptor: int) -> None:
         self.name = name

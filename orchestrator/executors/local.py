@@ -27,7 +27,8 @@ from orchestrator.executors.entries import (
 from orchestrator.executors.machine import local_machine
 from orchestrator.executors.protocol import Delivery, Verdict
 from orchestrator.executors.witnesses import LocalView, verdict
-from workloads.contract import State
+from orchestrator.resources import fitting_gpus
+from workloads.contract import Hardware, State
 from workloads.rundir import AttemptDir
 
 QUEUE_START_TIMEOUT_S = 60.0
@@ -53,6 +54,7 @@ class LocalExecutor:
         now = time.time()
         for number, delivery in enumerate(deliveries):
             expect = delivery.spec.expect
+            kind = Hardware.parse(delivery.spec.train.hardware).kind
             entry = Entry(
                 token=delivery.token,
                 run_id=delivery.spec.run_id,
@@ -61,7 +63,7 @@ class LocalExecutor:
                 python=sys.executable,
                 working_directory=str(Path.cwd()),
                 environ=environ,
-                gpus=tuple(gpu.uuid for gpu in machine.gpus),
+                gpus=tuple(machine.gpus[index].uuid for index in fitting_gpus(machine.gpus, kind)),
                 cores=machine.cores,
                 num_gpus=expect.gpus_per_node,
                 num_ranks=expect.ranks,
@@ -116,7 +118,7 @@ class LocalExecutor:
     def _verdicts(self, attempts: Sequence[tuple[AttemptDir, str, State]]) -> list[Verdict]:
         if not attempts:
             return []
-        view = LocalView(self._folder, queue_alive=self.queue_alive, now=time.time())
+        view = LocalView(self._folder, time.time())
         return [verdict(view.of(*attempt)) for attempt in attempts]
 
     def _record_loss(self, attempt: AttemptDir, token: str, found: Verdict) -> None:

@@ -43,8 +43,9 @@ STOP_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL. With the others above: a dead rank ends its run in less than 10 s."""
 HANG_MARGIN_S = 10.0
 """The rank's own watchdog, which can tell where it is stuck, goes first by this much, or less for a short time-out."""
-WARNING_S = 60
-"""SIGUSR2 comes this long before the time limit, or a tenth of the limit for short ones."""
+WARNING_S = 5.0
+"""SIGUSR2 comes this long before the time limit, or a tenth of the limit for short ones. A rank ends at it between two
+steps and loses no more than at the limit itself, so an early warning would only shorten the run."""
 WRITE_RETRY_S = 60.0
 """How long the verdict is tried to be written on a full disk."""
 
@@ -212,7 +213,8 @@ class _Controller:
                 if process.poll() is not None:
                     self._exited_at.setdefault(rank, time.monotonic())
             if len(self._exited_at) == len(self._ranks) and self._ranks:
-                return None
+                obeyed = any(rank.returncode == os.EX_TEMPFAIL for rank in self._ranks)
+                return self._over_time() if self._warned and obeyed else None
             for reason in reasons:
                 if ending := reason():
                     return ending
@@ -262,13 +264,16 @@ class _Controller:
         limit_s = self._spec.execution.time_limit_s
         elapsed_s = time.monotonic() - self._started
         if elapsed_s >= limit_s:
-            return Ending(State.TIMEOUT, "time_limit", f"its time limit of {limit_s} s was over")
+            return self._over_time()
         if not self._warned and elapsed_s >= limit_s - min(WARNING_S, limit_s / 10):
             self._warned = True
             for rank in self._ranks:
                 # Not to the group: data loader workers would die of it.
                 rank.send_signal(signal.SIGUSR2)
         return None
+
+    def _over_time(self) -> Ending:
+        return Ending(State.TIMEOUT, "time_limit", f"its time limit of {self._spec.execution.time_limit_s} s was over")
 
     def _silent(self) -> Ending | None:
         timeout_s = self._spec.execution.hang_timeout_s

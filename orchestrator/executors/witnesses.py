@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.executors import leases
 from orchestrator.executors.endings import Exit, own_result
-from orchestrator.executors.entries import QueueFolder, supervisor_name
+from orchestrator.executors.entries import QueueFolder, queue_name, submit_name, supervisor_name
 from orchestrator.executors.processes import Host
 from orchestrator.executors.protocol import Verdict
 from workloads.contract import State
@@ -55,6 +55,7 @@ class Witnesses:
     place: Place
     supervisor: Supervisor
     queue_alive: bool
+    submit_alive: bool
     waits_for: str = ""
     """The queue's reason."""
     cancelling: bool = False
@@ -93,6 +94,8 @@ def verdict(w: Witnesses) -> Verdict:
         if not w.queue_alive:
             return Verdict(State.PENDING, "no_queue", "the queue process is gone; the next command of ours starts it")
         return Verdict(State.PENDING, "queued", w.waits_for)
+    if w.recorded is State.SUBMITTING and w.submit_alive:
+        return Verdict(State.SUBMITTING, "sending")
     if w.recorded is State.SUBMITTING:
         return Verdict(State.SUBMITTING, "interrupted", "submit did not finish; orchestrate submit goes on with it")
     return Verdict(
@@ -103,14 +106,16 @@ def verdict(w: Witnesses) -> Verdict:
 class LocalView:
     """One look at a queue: what is the same for all attempts is read once."""
 
-    def __init__(self, folder: QueueFolder, *, queue_alive: bool, now: float) -> None:
+    def __init__(self, folder: QueueFolder, now: float) -> None:
         self._folder = folder
+        # The submit first: what it is sending is in the queue when it is gone.
+        self._submit_alive = leases.held(submit_name(folder.runs))
+        self._queue_alive = leases.held(queue_name(folder.runs))
         # In this order: an entry moves from pending to running, and must be seen in one of them.
         self._pending = folder.tokens(folder.pending)
         self._running = folder.tokens(folder.running)
         self._waiting: Mapping[str, str] = folder.why_waiting()
         self._here = Host.here()
-        self._queue_alive = queue_alive
         self._now = now
 
     def of(self, attempt: AttemptDir, token: str, recorded: State) -> Witnesses:
@@ -126,6 +131,7 @@ class LocalView:
             place=Place.PENDING if token in self._pending else place,
             supervisor=supervisor,
             queue_alive=self._queue_alive,
+            submit_alive=self._submit_alive,
             waits_for=self._waiting.get(token, ""),
             cancelling=self._folder.is_cancelled(token),
             silent_s=_silence_s(attempt, self._now),

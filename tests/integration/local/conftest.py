@@ -21,7 +21,7 @@ from orchestrator.executors.leases import DOMAIN_VARIABLE
 from orchestrator.executors.local import LocalExecutor
 from orchestrator.executors.protocol import Delivery
 from workloads.contract import Execution, Expectation, RunSpec, TrainConfig
-from workloads.rundir import AttemptDir, RunDir, write_json
+from workloads.rundir import RunDir, write_json
 
 UUIDS = [f"GPU-{n}{n}{n}{n}0000-0000-4000-8000-00000000000{n}" for n in range(4)]
 
@@ -40,7 +40,8 @@ def job(run_dir, attempt_number):
     write_json(attempt.path / f"seen.{rank}.json", {
         "pid": os.getpid(), "gpus": os.environ["CUDA_VISIBLE_DEVICES"], "order": os.environ["CUDA_DEVICE_ORDER"],
         "cores": sorted(os.sched_getaffinity(0)), "threads": os.environ["OMP_NUM_THREADS"], "time": time.time(),
-        "stdin": sys.stdin.read(), "session": os.getsid(0), "environ": dict(os.environ), "db": __import__("db").__file__,
+        "stdin": sys.stdin.read(), "session": os.getsid(0), "environ": dict(os.environ),
+        "db": __import__("db").__file__,
     })
     print(f"rank {rank} says hello", flush=True)
     print(f"rank {rank} complains", file=sys.stderr, flush=True)
@@ -55,9 +56,11 @@ def job(run_dir, attempt_number):
         write_json(attempt.path / "child.json", child)
     if todo.get("warned"):
         signal.signal(signal.SIGUSR2, lambda *a: (attempt.path / f"warned.{rank}").write_text("yes"))
+    if todo.get("obedient"):
+        signal.signal(signal.SIGUSR2, lambda *a: os._exit(75))
     if todo.get("fail") == rank:
         log = EventLog(attempt.events(rank))
-        log.write("error", failure_class="out_of_memory", message="no room on the device", rank=rank)
+        log.write("error", failure_class="device_memory", message="no room on the device", rank=rank)
         raise RuntimeError("no room on the device")
     if todo.get("exit") == rank:
         os._exit(todo.get("code", 0))

@@ -100,7 +100,7 @@ def test_a_rank_that_leaves_early_is_a_dead_rank(lab: Lab) -> None:
 def test_a_ranks_own_words_are_the_reason(lab: Lab) -> None:
     (run,) = lab.send(lab.spec(fail=0))
     (ended,) = lab.wait_exit(run)
-    assert (ended.state, ended.reason) == (State.OUT_OF_MEMORY, "out_of_memory")
+    assert (ended.state, ended.reason) == (State.OUT_OF_MEMORY, "device_memory")
     assert ended.message == "rank 0: no room on the device"
 
 
@@ -138,6 +138,13 @@ def test_the_time_limit_comes_with_a_warning(lab: Lab) -> None:
     assert (ended.state, ended.reason) == (State.TIMEOUT, "time_limit")
     assert ended.message == "its time limit of 2 s was over"
     assert (run.attempt.path / "warned.0").exists()
+
+
+def test_a_rank_that_obeys_the_warning_is_out_of_time_too(lab: Lab) -> None:
+    (run,) = lab.send(lab.spec(sleep=600, time_limit_s=2, obedient=True))
+    (ended,) = lab.wait_exit(run)
+    assert (ended.state, ended.reason) == (State.TIMEOUT, "time_limit")
+    assert ended.exit_codes == (os.EX_TEMPFAIL,)
 
 
 def test_sigterm_to_the_supervisor_cancels(lab: Lab) -> None:

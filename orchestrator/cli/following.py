@@ -1,0 +1,88 @@
+"""Showing the log files of an attempt, once or as they grow."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.executors.endings import Exit
+from workloads.rundir import AttemptDir, read_events
+
+POLL_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which logs."""
+
+    rank: int | None
+    """None for all ranks."""
+    stdout: bool
+    stderr: bool
+
+
+@dataclass(slots=True)
+class _Tail:
+    """How far each file was shown, and which one was shown last."""
+
+    offsets: dict[Path, int] = field(default_factory=dict)
+    last: Path | None = None
+
+    def show(self, files: list[Path]) -> bool:
+        """Print what is new; whether there was something."""
+        shown = False
+        for path in files:
+            try:
+                with open(path, "rb") as stream:
+                    stream.seek(self.offsets.get(path, 0))
+                    content = stream.read()
+            except OSError:
+                continue
+            if content:
+                if len(files) > 1 and path != self.last:
+                    print(f"==> {path} <==")
+                self.last = path
+                self.offsets[path] = self.offsets.get(path, 0) + len(content)
+                sys.stdout.write(content.decode("utf-8", "replace"))
+                sys.stdout.flush()
+                shown = True
+        return shown
+
+
+def show(attempt: AttemptDir, wanted: Wanted, *, follow: bool) -> bool:
+    """Print an attempt's logs; whether there was anything in them."""
+    tail = _Tail()
+    while True:
+        # Asked before reading, so that what came last is still read.
+        ended = not follow or Exit.read(attempt) is not None or attempt.result.exists()
+        shown = tail.show(_files(attempt, wanted))
+        if ended and not (follow and shown):
+            return bool(tail.offsets)
+        time.sleep(POLL_S)
+
+
+def _files(attempt: AttemptDir, wanted: Wanted) -> list[Path]:
+    ranks = range(_num_ranks(attempt)) if wanted.rank is None else [wanted.rank]
+    return [path for rank in ranks for path in _of_rank(attempt, rank) if _is_wanted(path, wanted)]
+
+
+def _of_rank(attempt: AttemptDir, rank: int) -> list[Path]:
+    """Local mode's files, else those that the rank itself said it writes to."""
+    files = sorted(attempt.logs(rank), key=lambda path: path.suffix != ".out")
+    if files:
+        return files
+    starts, _ = read_events(attempt.events(rank), 0, "start")
+    return [Path(name) for event in starts[-1:] for name in event.get("logs", []) if Path(name).is_file()]
+
+
+def _is_wanted(path: Path, wanted: Wanted) -> bool:
+    return wanted.stderr if path.suffix == ".err" else wanted.stdout
+
+
+def _num_ranks(attempt: AttemptDir) -> int:
+    number = 0
+    while _of_rank(attempt, number):
+        number += 1
+    return number

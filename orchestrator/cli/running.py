@@ -1,0 +1,395 @@
+"""The verbs submit, status, logs, cancel and retry: sending runs, and looking after those that are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli import output
+from orchestrator.cli.workspace import (
+    DEFAULT_DATABASE,
+    DEFAULT_EXPERIMENT,
+    DEFAULT_RUNS,
+    ClusterOption,
+    DatabaseOption,
+    DataOption,
+    ExperimentOption,
+    LocalOption,
+    RunsOption,
+    SetOption,
+    Workspace,
+)
+from orchestrator.errors import InputError, OperationError, OrchestrateError
+
+if TYPE_CHECKING:
+    from db.engine import Store
+    from orchestrator.submitter import Submitted
+    from orchestrator.tracker import RunStatus
+
+app = typer.Typer()
+
+CANCEL_WAIT_S = 20.0
+"""A supervisor needs less to end its run; what takes longer is stuck in the kernel."""
+
+_NAMED = 10
+"""How many runs an error lists."""
+
+RunArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[RUN]...", help="Start of a run id, or a label.", show_default=False)
+]
+WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Show progress until all runs have ended.")]
+
+
+@app.command()
+def submit(
+    experiment: ExperimentOption = DEFAULT_EXPERIMENT,
+    local: LocalOption = False,
+    cluster: ClusterOption = None,
+    sets: SetOption = None,
+    stale: Annotated[bool, typer.Option("--stale", help="Also run again what is done but out of date.")] = False,
+    wait: WaitOption = False,
+    json: output.JsonOption = False,
+    runs: RunsOption = DEFAULT_RUNS,
+    database: DatabaseOption = DEFAULT_DATABASE,
+    data: DataOption = None,
+) -> None:
+    """Carry out the plan; safe to interrupt, safe to repeat.
+
+    Sends what has no result and is not under way, planning first where something changed. Runs go on when this command
+    ends. With --wait the exit code is 0 when all runs succeeded, 3 when some did, 1 when none did.
+
+    Example: orchestrate submit --local --wait
+    """
+    from orchestrator import planner, submitter
+
+    workspace = Workspace.at(runs=runs, database=database, data_root=data, experiment=experiment)
+    # Read before the plan is made: who sends a run in between has it, and we leave it out.
+    newest = _newest_attempts(workspace)
+    plan = planner.current(workspace, local=local, cluster=cluster, sets=sets or [])
+    done = submitter.submit(workspace, plan, stale=stale, newest_known=newest)
+    under_way = [run.cell.run_id for run in plan.runs if run.action is planner.Action.RUNNING]
+    if json:
+        output.facts({**asdict(done), "target": plan.target})
+    else:
+        counts = plan.counts()
+        counts.pop(planner.Action.NEW, None)
+        rest = [f"{count} {action.value}" for action, count in counts.items()]
+        rest += [f"{len(plan.excluded)} excluded"] if plan.excluded else []
+        typer.echo(_sent(done, plan.target) + (f" ({', '.join(rest)})" if rest else ""))
+    _then_wait(workspace, [*(s.run_id for s in (*done.sent, *done.resumed)), *done.skipped, *under_way], wait=wait)
+
+
+@app.command()
+def status(
+    json: output.JsonOption = False,
+    format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
+    runs: RunsOption = DEFAULT_RUNS,
+    database: DatabaseOption = DEFAULT_DATABASE,
+) -> None:
+    """Show the state of every run and why.
+
+    Also brings the database up to date, finishes a submit that was interrupted, and starts the queue again when it
+    is gone and runs wait.
+
+    Example: orchestrate status --json
+    """
+    workspace = Workspace.at(runs=runs, database=database)
+    style = output.chosen(format, json)
+    rows = [_row(run) for run in _refreshed(workspace)]
+    if not rows and style is output.Format.TABLE:
+        output.talk("no runs yet; next: orchestrate submit")
+        return
+    columns = list(_row_keys()) if style.for_machines else _status_columns()
+    output.rows(rows, columns, style)
+
+
+@app.command()
+def logs(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Start of a run id, or a label.", show_default=False)],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    rank: Annotated[int, typer.Option("--rank", "-r", min=0, help="Which rank.")] = 0,
+    every: Annotated[bool, typer.Option("--all", help="Every rank.")] = False,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Standard error only.")] = False,
+    stdout: Annotated[bool, typer.Option("--stdout", help="Standard output only.")] = False,
+    attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Which attempt; the newest.")] = None,
+    runs: RunsOption = DEFAULT_RUNS,
+    database: DatabaseOption = DEFAULT_DATABASE,
+) -> None:
+    """Show what a run printed.
+
+    Example: orchestrate logs cnn-eager --follow
+    """
+    from orchestrator.cli import following
+    from workloads.rundir import RunDir
+
+    workspace = Workspace.at(runs=runs, database=database)
+    chosen = _one(_refreshed(workspace), run)
+    number = attempt or chosen.attempt
+    place = RunDir.of(workspace.runs, chosen.run_id).attempt(number)
+    if not place.path.is_dir():
+        raise InputError(f"run {chosen.run_id} has no attempt {number}", hint=f"its newest is {chosen.attempt}")
+    wanted = following.Wanted(rank=None if every else rank, stdout=stdout or not stderr, stderr=stderr or not stdout)
+    shown = following.show(place, wanted, follow=follow)
+    if not shown:
+        why = f"it is {chosen.state.value}" + (f": {chosen.message or chosen.reason}" if chosen.reason else "")
+        raise OperationError(f"run {chosen.run_id} attempt {number} has printed nothing so far", why=why)
+
+
+@app.command()
+def cancel(
+    names: RunArgument = None,
+    every: Annotated[bool, typer.Option("--all", help="Every run that waits or runs.")] = False,
+    runs: RunsOption = DEFAULT_RUNS,
+    database: DatabaseOption = DEFAULT_DATABASE,
+) -> None:
+    """Stop runs.
+
+    What waits is taken out of the queue, what runs is ended. A run that has ended stays as it is. Checkpoints stay:
+    orchestrate retry goes on from them.
+
+    Example: orchestrate cancel --all
+    """
+    _need_runs(names, every, "cancel", "--all")
+    workspace = Workspace.at(runs=runs, database=database)
+    found = _refreshed(workspace)
+    chosen = found if every else [_one(found, name) for name in names or []]
+    live = [run for run in chosen if run.state.live]
+    for run in chosen:
+        if not run.state.live and not every:
+            output.talk(f"{run.run_id} {run.label}: {run.state.value} already")
+    left = _cancel(workspace, live)
+    typer.echo(f"{len(live) - len(left)} runs cancelled")
+    if left:
+        raise OperationError(
+            f"{len(left)} runs have not ended yet: {_list(left)}",
+            why=f"they got SIGKILL and are still there after {CANCEL_WAIT_S:.0f} s",
+            hint="orchestrate status shows when they are gone",
+        )
+
+
+@app.command()
+def retry(
+    names: RunArgument = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Every run that ended without a result.")] = False,
+    wait: WaitOption = False,
+    runs: RunsOption = DEFAULT_RUNS,
+    database: DatabaseOption = DEFAULT_DATABASE,
+) -> None:
+    """Send failed runs again.
+
+    Each gets a new attempt, which goes on from the last checkpoint where there is one.
+
+    Example: orchestrate retry --failed
+    """
+    _need_runs(names, failed, "retry", "--failed")
+    workspace = Workspace.at(runs=runs, database=database)
+    found = _refreshed(workspace)
+    chosen = [run for run in found if run.state.ended_badly] if failed else [_one(found, name) for name in names or []]
+    for run in chosen:
+        if not run.state.ended_badly:
+            hint = (
+                "it is under way"
+                if run.state.live
+                else "orchestrate submit --stale runs it again when it is out of date"
+            )
+            raise InputError(f"run {run.run_id} ({run.label}) is {run.state.value}: nothing to retry", hint=hint)
+    if not chosen:
+        typer.echo("0 runs sent: none ended without a result")
+        return
+    done = _send_again(workspace, chosen)
+    typer.echo(_sent(done, ""))
+    _then_wait(workspace, [s.run_id for s in done.sent], wait=wait)
+
+
+def _refreshed(workspace: Workspace) -> list[RunStatus]:
+    """Every run, as it is now; as the database last knew it where that cannot be written."""
+    if "://" not in workspace.database and not Path(workspace.database).exists() and not workspace.runs.exists():
+        return []
+    from db.engine import open_store
+    from db.errors import StoreReadOnlyError
+    from orchestrator import tracker
+
+    try:
+        with open_store(workspace.database) as store:
+            _bring_up_to_date(store, workspace.runs)
+    except StoreReadOnlyError as error:
+        output.talk(f"note: {error.where}: {error.what}, so states may be old")
+    with open_store(workspace.database, read_only=True) as store:
+        return tracker.statuses(store, workspace.runs)
+
+
+def _bring_up_to_date(store: Store, runs: Path) -> None:
+    from orchestrator import submitter, tracker
+    from orchestrator.resources import LOCAL
+
+    for problem in tracker.refresh(store, runs):
+        output.talk(f"left out: {problem.path}: {problem.what}")
+    try:
+        if resumed := submitter.resume(store, runs):
+            output.talk(f"an interrupted submit was finished: {len(resumed)} runs sent")
+        carrier = tracker.executor(LOCAL, runs)
+        assert carrier is not None, "this machine is always there"
+        carrier.wake()
+    except (OrchestrateError, OSError) as error:
+        # Looking is still possible where acting is not.
+        output.talk(f"note: {error}")
+
+
+def _newest_attempts(workspace: Workspace) -> dict[str, int]:
+    if "://" not in workspace.database and not Path(workspace.database).exists():
+        return {}
+    from db.engine import open_store
+    from db.queries import run_states
+
+    with open_store(workspace.database) as store:
+        return {run_id: record.attempt for run_id, record in run_states(store).items()}
+
+
+def _one(found: Sequence[RunStatus], name: str) -> RunStatus:
+    """The run that a name means: a run id or its start, else a label, else a part of one.
+
+    Raises:
+        InputError: none, or several; lists them.
+    """
+    ways = (
+        [run for run in found if name and run.run_id.startswith(name)],
+        [run for run in found if run.label == name],
+        [run for run in found if name and name in run.label],
+    )
+    matches = next((way for way in ways if way), [])
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
+        raise InputError(f"no run is called {name!r}", hint="orchestrate status lists run ids and labels")
+    raise InputError(
+        f"{name!r} is the name of {len(matches)} runs", why=_list(matches), hint="give more of the run id or the label"
+    )
+
+
+def _list(found: Sequence[RunStatus]) -> str:
+    more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return ", ".join(f"{run.run_id} ({run.label})" for run in found[:_NAMED]) + more
+
+
+def _need_runs(names: Sequence[str] | None, every: bool, verb: str, option: str) -> None:
+    if bool(names) == every:
+        raise InputError(
+            f"{verb} which runs?" if not names else f"runs are named, and {option} is given too",
+            hint=f"orchestrate {verb} RUN, or orchestrate {verb} {option}",
+        )
+
+
+def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> list[RunStatus]:
+    """Ask for the end of runs and wait for it; those that have not ended by then."""
+    import time
+
+    from db.engine import open_store
+    from orchestrator import tracker
+    from orchestrator.executors.endings import Exit
+    from workloads.rundir import RunDir
+
+    places = {run.run_id: RunDir.of(workspace.runs, run.run_id).attempt(run.attempt) for run in live}
+    with open_store(workspace.database) as store:
+        from db.submissions import live as live_attempts
+
+        tokens = {record.run_id: record.token or "" for record in live_attempts(store)}
+        for target in {run.target or "" for run in live}:
+            carrier = tracker.executor(target, workspace.runs)
+            if carrier is None:
+                raise OperationError(f"this version cannot cancel jobs of {target}", hint="scancel the job id")
+            carrier.cancel(
+                [
+                    (places[run.run_id], tokens[run.run_id])
+                    for run in live
+                    if run.target == target and run.run_id in tokens
+                ]
+            )
+        deadline = time.monotonic() + CANCEL_WAIT_S
+        left = list(live)
+        while left and time.monotonic() < deadline:
+            left = [run for run in left if Exit.read(places[run.run_id]) is None]
+            time.sleep(0.1 if left else 0)
+        _bring_up_to_date(store, workspace.runs)
+    return left
+
+
+def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
+    from orchestrator import submitter
+    from workloads.provenance import code_digest
+    from workloads.rundir import RunDir, read_json
+
+    now = code_digest()
+    by_target: dict[str, list[tuple[Any, Mapping[str, Any]]]] = {}
+    for run in chosen:
+        place = RunDir.of(workspace.runs, run.run_id)
+        try:
+            spec = replace(place.read_spec(), code_digest=now)
+        except (OSError, ValueError) as error:
+            raise OperationError(
+                f"the spec of run {run.run_id} cannot be read",
+                where=str(place.spec),
+                why=str(error),
+                hint="orchestrate submit plans and sends it anew",
+            ) from error
+        try:
+            shape = read_json(place.attempt(run.attempt).submission).get("shape", {})
+        except (OSError, ValueError, AttributeError):
+            shape = {}
+        by_target.setdefault(spec.target, []).append((spec, shape))
+    done = [
+        submitter.send(workspace, wanted, target, newest_known={run.run_id: run.attempt for run in chosen})
+        for target, wanted in by_target.items()
+    ]
+    return submitter.Submitted(
+        [s for d in done for s in d.sent], [s for d in done for s in d.resumed], [s for d in done for s in d.skipped]
+    )
+
+
+def _sent(done: Submitted, target: str) -> str:
+    text = f"{len(done.sent)} runs sent" + (f" to {target}" if target and done.sent else "")
+    if done.resumed:
+        text += f", {len(done.resumed)} of an interrupted submit"
+    if done.skipped:
+        text += f", {len(done.skipped)} already sent by another command"
+    return text
+
+
+def _then_wait(workspace: Workspace, run_ids: Sequence[str], *, wait: bool) -> None:
+    if not wait:
+        return
+    from orchestrator.cli import waiting
+
+    ended = waiting.wait(workspace, run_ids)
+    _refreshed(workspace)
+    bad = sum(count for state, count in ended.items() if state.ended_badly)
+    if bad:
+        raise typer.Exit(1 if bad == ended.total() else 3)
+
+
+def _row(run: RunStatus) -> dict[str, Any]:
+    row = {name: getattr(run, name) for name in run.__dataclass_fields__ if name != "progress"}
+    return {**row, "state": run.state.value, **asdict(run.progress)}
+
+
+def _row_keys() -> Iterator[str]:
+    from orchestrator.tracker import Progress, RunStatus
+
+    yield from (name for name in RunStatus.__dataclass_fields__ if name != "progress")
+    yield from Progress.__dataclass_fields__
+
+
+def _status_columns() -> list[str | output.Column]:
+    return [
+        "run_id",
+        "label",
+        output.Column("state"),
+        output.Column("reason", text=lambda row: str(row["message"] or row["reason"])),
+        "attempt",
+        output.Column("epoch", text=lambda row: f"{row['epoch']}/{row['epochs']}" if row["epochs"] else ""),
+        "samples_per_s",
+        output.Column("silent_s", "age [s]"),
+    ]

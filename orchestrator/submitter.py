@@ -1,0 +1,277 @@
+"""Plan -> attempts: specs set aside, intents committed, then everything handed over. Safe to kill and to repeat.
+
+    1. outbox      the specs of all runs to send, in one file
+    2. store       one intent with a token for each run that nobody else is sending, in one transaction
+    3. run folder  spec.json, attempts/N/submission.json
+    4. executor    the attempt itself
+    5. store       pending; the outbox file goes
+
+After a kill between any two of these, :func:`resume` finds the intents that were not handed over and goes on from
+there; handing over twice does no harm, as an attempt starts at most once. Two submits at once are kept apart by step 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import tracker
+from orchestrator.errors import InputError, OperationError
+from orchestrator.executors import leases
+from orchestrator.executors.entries import QueueFolder, check_runs_folder, submit_name
+from orchestrator.executors.protocol import Delivery
+from orchestrator.resources import LOCAL
+from workloads.contract import RunSpec, State
+from workloads.rundir import RunDir, read_json, write_bytes, write_json
+
+if TYPE_CHECKING:
+    from db.engine import Store
+    from db.submissions import AttemptRecord
+    from orchestrator.cli.workspace import Workspace
+    from orchestrator.planner import Plan
+
+OUTBOX_AGE_S = 3600.0
+"""An outbox file whose submit was killed is cleared away when it is older, so never under a living submit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One attempt that was handed over."""
+
+    run_id: str
+    attempt: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What one call did."""
+
+    sent: list[Sent] = field(default_factory=list)
+    resumed: list[Sent] = field(default_factory=list)
+    """Intents of an earlier call that was interrupted."""
+    skipped: list[str] = field(default_factory=list)
+    """Run ids that somebody else sent meanwhile."""
+
+
+def submit(
+    workspace: Workspace, plan: Plan, *, stale: bool = False, newest_known: Mapping[str, int] | None = None
+) -> Submitted:
+    """Carry out a plan: send every run that has no result and is not under way.
+
+    Args:
+        workspace: the files of this invocation.
+        plan: made for this workspace.
+        stale: also runs whose code, packages or data changed since.
+        newest_known: run id to newest attempt from before the plan was made; a run that has a newer one is left out.
+
+    Raises:
+        InputError: a check of the plan forbids it, or the runs folder is unsafe.
+        OperationError: the target cannot be reached from here, or the runs folder cannot be written.
+    """
+    blocking = [check for check in plan.checks if check.blocking]
+    if blocking:
+        raise InputError(
+            f"{len(blocking)} of the plan's checks must be mended first",
+            why="; ".join(check.what for check in blocking),
+            hint="; ".join(check.fix for check in blocking if check.fix),
+        )
+    wanted = [(plan.spec(run), asdict(run.shape)) for run in plan.to_send(stale=stale)]
+    return send(workspace, wanted, plan.target, newest_known=newest_known)
+
+
+def send(
+    workspace: Workspace,
+    wanted: Sequence[tuple[RunSpec, Mapping[str, Any]]],
+    target: str,
+    *,
+    newest_known: Mapping[str, int] | None = None,
+) -> Submitted:
+    """Send runs, each with its resource shape, and whatever an interrupted call left behind."""
+    from db.engine import open_store
+    from db.submissions import record_intents
+
+    runs = workspace.runs
+    carrier = tracker.executor(target, runs)
+    if carrier is None:
+        raise OperationError(
+            f"this version does not send jobs to {target} by itself",
+            hint="orchestrate plan --scripts prints the job scripts for sbatch; --local runs on this machine",
+        )
+    prepare_runs_folder(runs)
+    with open_store(workspace.database) as store, _at_work(runs) as alone:
+        tracker.refresh(store, runs)
+        resumed = _resume(store, runs) if alone else []
+        sent: list[Sent] = []
+        if wanted:
+            specs = {spec.run_id: spec for spec, _ in wanted}
+            outbox = _set_aside(runs, specs)
+            intents = record_intents(store, runs, wanted, target, newest_known=newest_known)
+            sent = [Sent(intent.run_id, intent.attempt, intent.token) for intent in intents]
+            about = {
+                intent.token: {
+                    "submitted_at": intent.submitted_at,
+                    "time_limit_s": specs[intent.run_id].execution.time_limit_s,
+                }
+                for intent in intents
+            }
+            shapes = {spec.run_id: shape for spec, shape in wanted}
+            _hand_over(
+                store,
+                runs,
+                target,
+                [(s, specs[s.run_id], {**about[s.token], "shape": dict(shapes[s.run_id])}) for s in sent],
+            )
+            os.unlink(outbox)
+    carrier.wake()
+    done = {s.run_id for s in (*sent, *resumed)}
+    return Submitted(sent, resumed, [spec.run_id for spec, _ in wanted if spec.run_id not in done])
+
+
+def resume(store: Store, runs: Path) -> list[Sent]:
+    """Hand over what an interrupted call recorded and did not hand over; call after :func:`tracker.refresh`.
+
+    An intent whose spec is nowhere to be found becomes ``lost``, so that the run can be sent anew. Nothing is done
+    while a submit is at work: its intents are not interrupted.
+    """
+    with _at_work(runs) as alone:
+        return _resume(store, runs) if alone else []
+
+
+@contextlib.contextmanager
+def _at_work(runs: Path) -> Iterator[bool]:
+    """Show that a submit is at work in a runs folder; whether it is the only one."""
+    lease = leases.take(submit_name(runs))
+    try:
+        yield lease is not None
+    finally:
+        if lease is not None:
+            lease.release()
+
+
+def _resume(store: Store, runs: Path) -> list[Sent]:
+    from db.submissions import Mark, live, mark_all
+
+    left = [record for record in live(store) if record.state is State.SUBMITTING and record.target == LOCAL]
+    if not left:
+        return []
+    set_aside = _outbox(runs)
+    found: list[tuple[Sent, RunSpec, Mapping[str, Any]]] = []
+    lost = []
+    for record in left:
+        spec = set_aside.get(record.run_id) or _spec_on_disk(runs, record)
+        if spec is None or record.token is None:
+            why = "submit was interrupted before its spec was written; orchestrate retry or submit sends it again"
+            lost.append(Mark(record.run_id, record.attempt, State.LOST, reason="never_sent", message=why))
+            continue
+        about = {
+            "submitted_at": record.submitted_at,
+            "time_limit_s": spec.execution.time_limit_s,
+            "shape": record.shape,
+        }
+        found.append((Sent(record.run_id, record.attempt, record.token), spec, about))
+    if lost:
+        mark_all(store, lost)
+    _hand_over(store, runs, LOCAL, found)
+    _clear_outbox(runs)
+    return [sent for sent, _, _ in found]
+
+
+def prepare_runs_folder(runs: Path) -> None:
+    """Make the runs folder, or say why it cannot be used.
+
+    Raises:
+        InputError: others can write to it, it is somebody else's, or jobs could not use its name.
+        OperationError: it cannot be written.
+    """
+    tags = re.search("%[jtAa]", str(runs))
+    if tags:
+        raise InputError(
+            f"the runs folder's path contains {tags[0]}",
+            where=str(runs),
+            why="submitit and Slurm would put a job's number there",
+            hint="name another folder with --runs",
+        )
+    # Nothing below it may become writable for everybody, whatever the umask.
+    os.umask(os.umask(0) | 0o002)
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OperationError(
+            f"cannot make the runs folder: {error.strerror}",
+            where=str(runs),
+            hint="name a folder you may write to with --runs",
+        ) from error
+    check_runs_folder(runs)
+
+
+def _hand_over(
+    store: Store, runs: Path, target: str, attempts: Sequence[tuple[Sent, RunSpec, Mapping[str, Any]]]
+) -> None:
+    """Write each run's files, then give the attempts to the executor, then say so in the store."""
+    from db.submissions import Mark, mark_all
+
+    if not attempts:
+        return
+    deliveries = []
+    for sent, spec, about in attempts:
+        run = RunDir.of(runs, sent.run_id)
+        if _spec_of(run) != spec:
+            run.write_spec(spec)
+        attempt = run.attempt(sent.attempt).create()
+        # A supervisor may have put its job id there, when this is done for the second time.
+        if not attempt.submission.exists():
+            write_json(
+                attempt.submission,
+                {"token": sent.token, "target": target, "attempt": sent.attempt, "job_id": None, **about},
+            )
+        deliveries.append(Delivery(sent.token, attempt, spec))
+    carrier = tracker.executor(target, runs)
+    assert carrier is not None, "nothing is recorded for a target that cannot be reached"
+    carrier.send(deliveries)
+    mark_all(store, [Mark(sent.run_id, sent.attempt, State.PENDING, reason="queued") for sent, _, _ in attempts])
+
+
+def _set_aside(runs: Path, specs: Mapping[str, RunSpec]) -> Path:
+    folder = QueueFolder(runs)
+    folder.create()
+    path = folder.outbox / f"{uuid.uuid4().hex}.json"
+    write_bytes(path, json.dumps([spec.to_json() for spec in specs.values()], allow_nan=False).encode())
+    return path
+
+
+def _outbox(runs: Path) -> dict[str, RunSpec]:
+    """Specs by run id, of every submit that did not get to its end; the newest one of a run."""
+    specs: dict[str, RunSpec] = {}
+    for path in sorted(QueueFolder(runs).outbox.glob("[!.]*.json"), key=lambda path: path.stat().st_mtime):
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+            specs |= {spec.run_id: spec for spec in map(RunSpec.from_json, read_json(path))}
+    return specs
+
+
+def _clear_outbox(runs: Path) -> None:
+    for path in QueueFolder(runs).outbox.glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > OUTBOX_AGE_S:
+                path.unlink()
+
+
+def _spec_on_disk(runs: Path, record: AttemptRecord) -> RunSpec | None:
+    """The run's spec, when this attempt got as far as its own files: an older attempt's spec may be another one."""
+    run = RunDir.of(runs, record.run_id)
+    return _spec_of(run) if run.attempt(record.attempt).submission.exists() else None
+
+
+def _spec_of(run: RunDir) -> RunSpec | None:
+    try:
+        return run.read_spec()
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,162 @@
+"""Witnesses -> state: brings the store up to date with what queues, supervisors and run directories say.
+
+What a witness means is decided by each executor's pure table (``executors.witnesses`` for local mode). An attempt whose
+target has no executor here keeps the state that the store has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.executors.local import LocalExecutor
+from orchestrator.executors.protocol import Executor
+from orchestrator.resources import LOCAL
+from workloads.contract import State
+from workloads.rundir import AttemptDir, RunDir, read_json
+
+if TYPE_CHECKING:
+    from db.engine import Store
+    from db.reading import Problem
+    from db.submissions import AttemptRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a running attempt is, by its rank 0."""
+
+    phase: str = ""
+    epoch: int | None = None
+    epochs: int | None = None
+    step: int | None = None
+    steps: int | None = None
+    samples_per_s: float | None = None
+    silent_s: float | None = None
+    """Seconds since it last said so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """A run as ``status`` shows it."""
+
+    run_id: str
+    label: str
+    experiment: str
+    state: State
+    reason: str
+    message: str
+    attempt: int
+    job_id: str | None
+    target: str | None
+    progress: Progress
+
+
+def executor(target: str, runs: Path) -> Executor | None:
+    """What carries out attempts of a target; None when nothing here does."""
+    return LocalExecutor(runs) if target == LOCAL else None
+
+
+def refresh(store: Store, runs: Path) -> list[Problem]:
+    """Take in what ended, then ask the witnesses about every attempt that may still be going on.
+
+    Returns:
+        Files that could not be taken in.
+    """
+    from db.ingest import collect
+    from db.submissions import Mark, live, mark_all
+
+    problems = collect(store, runs).problems
+    marks = []
+    by_target: dict[str, list[AttemptRecord]] = {}
+    for record in live(store):
+        by_target.setdefault(record.target, []).append(record)
+    for target, records in by_target.items():
+        carrier = executor(target, runs)
+        if carrier is None:
+            continue
+        places = [attempt_dir(runs, record) for record in records]
+        asked = [(place, record.token or "", record.state) for place, record in zip(places, records, strict=True)]
+        for record, place, found in zip(records, places, carrier.look(asked), strict=True):
+            mark = Mark(
+                record.run_id,
+                record.attempt,
+                found.state,
+                job_id=job_id(place) or record.job_id,
+                reason=found.reason,
+                message=found.message,
+            )
+            known = (record.state, record.job_id, record.reason, record.message)
+            if (mark.state, mark.job_id, mark.reason, mark.message) != known:
+                marks.append(mark)
+    if marks:
+        mark_all(store, marks)
+        if any(not mark.state.live for mark in marks):
+            problems = collect(store, runs).problems
+    return problems
+
+
+def statuses(store: Store, runs: Path) -> list[RunStatus]:
+    """Every run of the store, as the last :func:`refresh` left it, with the progress of those that run."""
+    from db.queries import run_states
+
+    return [
+        RunStatus(
+            run_id=record.run_id,
+            label=record.label,
+            experiment=record.experiment,
+            state=record.state,
+            reason=record.reason,
+            message=record.message,
+            attempt=record.attempt,
+            job_id=record.job_id,
+            target=record.target,
+            progress=progress(RunDir.of(runs, record.run_id).attempt(record.attempt))
+            if record.state is State.RUNNING
+            else Progress(),
+        )
+        for record in run_states(store).values()
+    ]
+
+
+def attempt_dir(runs: Path, record: AttemptRecord) -> AttemptDir:
+    return RunDir.of(runs, record.run_id).attempt(record.attempt)
+
+
+def job_id(attempt: AttemptDir) -> str | None:
+    """The job id that the attempt's own files have."""
+    found = _object(attempt.submission).get("job_id")
+    return None if found is None else str(found)
+
+
+def progress(attempt: AttemptDir) -> Progress:
+    """What rank 0 last said; nothing known when it said nothing readable."""
+    data = _object(attempt.progress(0))
+    at = _number(data.get("time"))
+    return Progress(
+        phase=str(data.get("phase", "")),
+        epoch=_whole(data.get("epoch")),
+        epochs=_whole(data.get("epochs")),
+        step=_whole(data.get("step")),
+        steps=_whole(data.get("steps")),
+        samples_per_s=_number(data.get("samples_per_s")),
+        silent_s=None if at is None else max(0.0, time.time() - at),
+    )
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    try:
+        data = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
