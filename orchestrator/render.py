@@ -56,20 +56,20 @@ def script(shape: ResourceShape, profile: ClusterProfile, *, runs: Path, python:
     """
     jobs = _sayable(jobs_folder(runs))
     nodes = _nodes(shape, profile)
-    whole = isinstance(nodes, GpuNodes) and shape.ask_gpus_per_node > shape.gpus_per_node
+    whole = shape.ask_gpus_per_node > shape.gpus_per_node
     values: dict[str, Any] = {
         "shape": shape,
         "profile": profile,
         "directives": [_option(name, value) for name, value in directives(shape, profile, jobs=jobs).items()],
         "environment": _environment(shape, profile, nodes),
-        "path": ":".join(filter(None, (profile.slurm_bin, DEFAULT_PATH))),
+        "first_path": f"{profile.slurm_bin}:" if profile.slurm_bin else "",
+        "last_path": DEFAULT_PATH,
         "exits": ScriptExit,
         "python": nodes.python or python,
         "jobs": jobs,
         "srun": shlex.join(_srun(shape, profile, nodes)),
         "num_visible": shape.gpus_per_node if whole else 0,
-        "visible": nodes.visible_devices_variable if isinstance(nodes, GpuNodes) else "",
-        "all_devices": ",".join(map(str, range(shape.ask_gpus_per_node))),
+        "show_devices": _show_devices(shape, nodes) if whole else "",
     }
     text = _render(profile.template, values).replace("\r", "")
     _check(text, profile.template)
@@ -158,10 +158,19 @@ def _srun(shape: ResourceShape, profile: ClusterProfile, nodes: CpuNodes | GpuNo
     }
     if nodes.cpus_by is CpusBy.TASK:
         options |= _cpus(shape, nodes, tasks_per_node)
-    if isinstance(nodes, GpuNodes) and shape.ask_gpus_per_node > shape.gpus_per_node:
-        options |= _gpus(shape, nodes, shape.gpus_per_node, tasks_per_node)
     options |= {"kill-on-bad-exit": 1, "wait": 60, "unbuffered": True}
     return [*(_option(name, value) for name, value in options.items()), *profile.srun_args]
+
+
+def _show_devices(shape: ResourceShape, nodes: CpuNodes | GpuNodes) -> str:
+    """Bash that leaves the first of a node's devices visible to a rank.
+
+    It runs in the rank: Slurm sets the variable anew for each job step, and unsets it where it knows of no GPUs.
+    """
+    assert isinstance(nodes, GpuNodes), "devices are GPUs"
+    name = nodes.visible_devices_variable
+    every = ",".join(map(str, range(shape.ask_gpus_per_node)))
+    return f'export {name}="$(cut -d, -f1-{shape.gpus_per_node} <<<"${{{name}:-{every}}}")"; exec "$@"'
 
 
 def _environment(shape: ResourceShape, profile: ClusterProfile, nodes: CpuNodes | GpuNodes) -> dict[str, str]:

@@ -1,13 +1,15 @@
 """A throw-away Slurm cluster on this machine: every file below one folder, free ports, no root, no systemd, no cgroups.
 
 Four nodes of one host pretend to be two with 2 A100 and two with 2 A30 each. The devices are links to ``/dev/null``:
-Slurm wants character devices and exports their numbers as CUDA_VISIBLE_DEVICES. Needs ``slurmctld``, ``slurmd``,
+Slurm wants character devices and exports their numbers as CUDA_VISIBLE_DEVICES. The cores are this machine's own, in
+every node, so that tasks are really bound to them. Needs ``slurmctld``, ``slurmd``,
 ``munged`` and the client commands (Debian packages slurmctld, slurmd, slurm-client, munge).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
 import os
 import random
@@ -31,7 +33,6 @@ SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 NODES = {"lab001": "a100", "lab002": "a100", "lab003": "a30", "lab004": "a30"}
 GPUS_PER_NODE = 2
-CPUS_PER_NODE = 8
 MEMORY_PER_NODE_MB = 8000
 _BOOT_TIMEOUT_S = 60
 
@@ -41,11 +42,23 @@ def missing() -> list[str]:
     return [name for name in (*DAEMONS, *CLIENTS) if shutil.which(name, path=SYSTEM_PATH) is None]
 
 
+@functools.cache
+def processors() -> str:
+    """This machine's cores as ``slurm.conf`` wants them: ``CPUs=2 Boards=1 ... ThreadsPerCore=1``."""
+    path = shutil.which("slurmd", path=SYSTEM_PATH)
+    assert path is not None
+    words = subprocess.run([path, "-C"], capture_output=True, text=True, check=True).stdout.split()
+    kept = ("CPUs=", "Boards=", "SocketsPerBoard=", "CoresPerSocket=", "ThreadsPerCore=")
+    return " ".join(word for word in words if word.startswith(kept))
+
+
 @dataclass
 class Lab:
-    """A running cluster; use :func:`running`."""
+    """A cluster whose every file lies in ``folder``; use :func:`running`."""
 
     folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    """Further variables of the login shell."""
     processes: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
 
     @property
@@ -56,7 +69,7 @@ class Lab:
     def env(self) -> dict[str, str]:
         """The environment of a login shell of this cluster."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
-        return {**kept, "SLURM_CONF": str(self.conf)}
+        return {**kept, **self.environment, "SLURM_CONF": str(self.conf)}
 
     def command(self, *argv: str | Path, timeout_s: float = 60) -> str:
         """Run a command on the login node and return what it printed; a failure shows its standard error."""
@@ -80,6 +93,10 @@ class Lab:
             return fields if fields["JobState"] in ended else None
 
         return _until(f"the end of job {job_id}", look, timeout_s)
+
+    def until_text(self, file: Path, text: str, timeout_s: float = 30) -> None:
+        """Wait until a file holds a text."""
+        _until(f"{text!r} in {file}", lambda: file.is_file() and text in file.read_text(), timeout_s)
 
     def boot(self) -> None:
         """Start munged, slurmctld and the slurmds, and wait until the nodes are idle."""
@@ -160,11 +177,13 @@ class Lab:
             (self.folder / "dev" / f"nvidia{index}").symlink_to("/dev/null")
         controller, *ports = _free_ports(1 + len(NODES))
         nodes = [
-            f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={CPUS_PER_NODE}"
+            f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} {processors()}"
             f" RealMemory={MEMORY_PER_NODE_MB} Gres=gpu:{gpu}:{GPUS_PER_NODE} Feature={gpu},lab"
             for (node, gpu), port in zip(NODES.items(), ports, strict=True)
         ]
-        settings = SETTINGS.format(d=self.folder, user=getpass.getuser(), port=controller, first=int(time.time()) % 10**7)
+        settings = SETTINGS.format(
+            d=self.folder, user=getpass.getuser(), port=controller, first=int(time.time()) % 10**7
+        )
         self.conf.write_text("\n".join([settings, *nodes, *PARTITIONS, ""]))
         files = f"File={self.folder}/dev/nvidia[0-{GPUS_PER_NODE - 1}]"
         devices = [f"NodeName={node} Name=gpu Type={gpu} {files}" for node, gpu in NODES.items()]
@@ -189,7 +208,7 @@ SlurmctldLogFile={d}/log/slurmctld.log
 SlurmdLogFile={d}/log/slurmd-%n.log
 FirstJobId={first}
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/affinity
 SwitchType=switch/none
 MpiDefault=none
 SelectType=select/cons_tres
@@ -241,4 +260,3 @@ def _until(what: str, look: Callable[[], T | None], timeout_s: float) -> T:
         assert time.monotonic() < deadline, f"gave up waiting for {what}"
         time.sleep(0.1)
     return found
-
