@@ -102,26 +102,24 @@ class CropByTable:
 
 
 class CropByCopy:
-    """A loop of strided copies: on a CPU core eight times as fast as indexing every pixel."""
+    """numpy copies whole rows of a view of all crops: on a CPU core ten times as fast as indexing every pixel."""
 
     def __init__(self, images: NDArray[np.uint8], augmentation: Augmentation) -> None:
         import numpy as np
 
-        padding = augmentation.padding
-        self._side = images.shape[-1]
-        self._padded = np.pad(images, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+        padding, side = augmentation.padding, images.shape[-1]
+        padded = np.pad(images, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+        crops = np.lib.stride_tricks.sliding_window_view(padded, (side, side), axis=(2, 3))
+        self._crops = crops.transpose(0, 2, 3, 1, 4, 5)  # image, top, left, channel, height, width
         self._augmentation = augmentation
 
     def begin(self, epoch: int, positions: torch.Tensor, indices: torch.Tensor) -> None:
-        self._draws = (positions, *self._augmentation.draw_many(epoch, indices))
+        draws = self._augmentation.draw_many(epoch, indices)
+        self._positions = positions.numpy()
+        self._tops, self._lefts, self._mirrored = (drawn.numpy() for drawn in draws)
 
     def take(self, rows: slice) -> torch.Tensor:
-        import numpy as np
-
-        side, padded = self._side, self._padded
-        draws = [drawn[rows].tolist() for drawn in self._draws]
-        crops = np.empty((len(draws[0]), padded.shape[1], side, side), np.uint8)
-        for crop, position, top, left, mirrored in zip(crops, *draws, strict=True):
-            window = padded[position, :, top : top + side, left : left + side]
-            crop[...] = window[:, :, ::-1] if mirrored else window
-        return torch.from_numpy(crops)
+        pixels = self._crops[self._positions[rows], self._tops[rows], self._lefts[rows]]
+        mirrored = self._mirrored[rows].nonzero()[0]
+        pixels[mirrored] = pixels[mirrored, :, :, ::-1]
+        return torch.from_numpy(pixels)
