@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 REVISIONS = ("0001",)
 """Every schema revision, oldest first. Kept here so that opening a store needs no Alembic; a test compares."""
 
+MIGRATIONS = "db:migrations"
 VERSION_TABLE = "orchestrate_revision"
 
 _WRITE_LOCK = 0x6F726368
@@ -158,6 +159,8 @@ def revision(store: Store) -> str | None:
 
 
 def _sqlite(path: Path, *, read_only: bool) -> Store:
+    if not read_only and not path.exists() and (problem := lock_problem(path.parent)):
+        raise cannot_lock(str(path), problem)
     engine = create_engine(
         "sqlite://", creator=partial(_connect_sqlite, path, read_only=read_only), poolclass=QueuePool
     )
@@ -257,8 +260,6 @@ def _to_current_schema(store: Store) -> bool:
     if store.read_only:
         state = "is empty" if found is None else f"has the older schema {found}"
         raise StoreError(f"the database {state}", where=store.database, hint="orchestrate collect")
-    if store.is_sqlite and found is None and (problem := lock_problem(Path(store.database).parent)):
-        raise cannot_lock(store.database, problem)
     _migrate(store)
     return found is None
 
@@ -270,7 +271,7 @@ def _migrate(store: Store) -> None:
 
     with store.write() as connection:
         config = Config()
-        config.set_main_option("script_location", "db:migrations")
+        config.set_main_option("script_location", MIGRATIONS)
         config.set_main_option("path_separator", "os")
         config.attributes["connection"] = connection
         alembic.command.upgrade(config, "head")

@@ -1,0 +1,464 @@
+"""Run directories become rows: what they say, once, whatever happens, on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import delete, insert, select
+
+from db import ingest, submissions
+from db.engine import Store, open_store
+from db.ingest import collect, rebuild
+from db.models import CONTENT, attempts, classes, epochs, ranks, results, runs
+from workloads.contract import RunResult, State
+from workloads.errors import InputError
+from workloads.rundir import RunDir, write_json
+
+Content = dict[str, list[tuple[Any, ...]]]
+
+
+def content(store: Store) -> Content:
+    """All rows of all tables but the bookkeeping of files."""
+    with store.read() as connection:
+        return {
+            t.name: sorted((tuple(row) for row in connection.execute(select(t))), key=lambda row: repr(row[:3]))
+            for t in CONTENT
+        }
+
+
+def collected(database: str, campaign: Any) -> Content:
+    with open_store(database) as store:
+        assert collect(store, campaign.runs).problems == []
+        return content(store)
+
+
+def test_rows_say_what_the_files_say(campaign: Any, database: str) -> None:
+    """Every column of runs and results comes from the field of its name, lists become their own tables."""
+    attempt = campaign.send(campaign.run(lr=0.1, strategy_options={"balance": (1, 2), "a": True}, dropout=None))
+    campaign.train(attempt, range(1, 3), test_accuracy=0.5, lr=0.1, peak_memory_bytes=3 * 2**30)
+    per_class = [{"class_name": "cat", "precision": 0.5, "recall": 0.25, "f1": 1 / 3, "support": 7}]
+    memory = [{"rank": r, "allocated_memory_bytes": 5, "peak_memory_bytes": 6 + r} for r in (0, 1)]
+    result = {"lr_applied": 0.1, "per_class": per_class, "memory_by_rank": memory, "num_parameters": 2**40}
+    campaign.finish(attempt, **result, provenance={"code_digest": "c0de", "packages_digest": "9ac4", "x": [1]})
+    with open_store(database) as store:
+        found = collect(store, campaign.runs)
+        assert (found.runs, found.attempts, found.results, found.epochs, found.problems) == (1, 1, 1, 2, [])
+        with store.read() as connection:
+            run = connection.execute(select(runs)).mappings().one()
+            spec = campaign.specs[run["run_id"]]
+            assert {k: run[k] for k in spec.train.to_json() if k != "strategy_options"} == {
+                k: v for k, v in spec.train.to_json().items() if k != "strategy_options"
+            }
+            assert (run["label"], run["strategy_options"]) == (spec.label, '{"a":true,"balance":[1,2]}')
+            row = connection.execute(select(results)).mappings().one()
+            assert (row["lr_applied"], row["num_parameters"]) == (0.1, 2**40)
+            assert (row["code_digest"], row["packages_digest"], row["state"]) == ("c0de", "9ac4", "succeeded")
+            assert json.loads(row["provenance"])["x"] == [1]
+            assert connection.execute(select(classes)).one()[2:] == (0, "cat", 0.5, 0.25, 1 / 3, 7)
+            assert [row[2:] for row in connection.execute(select(ranks).order_by(ranks.c.rank))] == [
+                (0, 5, 6),
+                (1, 5, 7),
+            ]
+            epoch = connection.execute(select(epochs).where(epochs.c.epoch == 2)).mappings().one()
+            assert (epoch["train_loss"], epoch["test_accuracy"], epoch["diverged"]) == (0.5, 0.5, False)
+            sent = connection.execute(select(attempts)).mappings().one()
+            assert (sent["job_id"], sent["time_limit_s"], sent["shape"]) == ("1000", 3600, '{"nodes":1}')
+            assert sent["started_at"] is not None
+
+
+def test_collecting_again_changes_nothing_and_waits_for_nobody(campaign: Any, database: str) -> None:
+    """The second call reads no file and takes no write lock: it returns while another process holds it."""
+    campaign.done()
+    first = collected(database, campaign)
+    with open_store(database) as store, store.write() as writer:
+        found = collect(store, campaign.runs)
+        assert (found.runs, found.attempts, found.results, found.epochs, found.problems) == (0, 0, 0, 0, [])
+        writer.execute(select(runs))
+    assert collected(database, campaign) == first
+
+
+def test_only_what_was_appended_is_read(campaign: Any, database: str) -> None:
+    """A last line without its end waits; it is taken whole when the rest has come."""
+    attempt = campaign.send(campaign.run())
+    campaign.train(attempt, range(1, 3))
+    line = json.dumps({"event": "epoch", "epoch": 3, "train_loss": 0.25}, separators=(",", ":")) + "\n"
+    with open_store(database) as store:
+        assert collect(store, campaign.runs).epochs == 2
+        with attempt.events().open("a") as stream:
+            stream.write(line[:20])
+        assert collect(store, campaign.runs).epochs == 0
+        with attempt.events().open("a") as stream:
+            stream.write(line[20:])
+        assert collect(store, campaign.runs).epochs == 1
+        assert [row[2] for row in content(store)["epochs"]] == [1, 2, 3]
+
+
+def test_a_requeued_attempt_never_doubles_rows(campaign: Any, database: str) -> None:
+    """Slurm starts the same attempt again: its epochs are written over, its start stays the first."""
+    attempt = campaign.send(campaign.run())
+    campaign.train(attempt, range(1, 4), train_loss=9.0)
+    with open_store(database) as store:
+        collect(store, campaign.runs)
+        first = content(store)
+        campaign.train(attempt, range(2, 4), train_loss=1.0)
+        collect(store, campaign.runs)
+        second = content(store)
+    assert [row[2:5] for row in second["epochs"]] == [(1, 12, 9.0), (2, 12, 1.0), (3, 12, 1.0)]
+    assert second["attempts"] == first["attempts"]
+
+
+def test_a_later_attempt_s_epochs_are_the_ones_that_count(campaign: Any, database: str) -> None:
+    """Attempt 2 resumed after epoch 1; the view ``curves`` has each epoch once, from the attempt that ran it last."""
+    run = campaign.run()
+    campaign.train(campaign.send(run, 1), range(1, 4), train_loss=9.0)
+    campaign.train(campaign.send(run, 2), range(2, 4), train_loss=1.0)
+    with open_store(database) as store:
+        collect(store, campaign.runs)
+        with store.read() as connection:
+            rows = connection.exec_driver_sql("SELECT epoch, attempt, train_loss FROM curves ORDER BY epoch")
+            assert [tuple(row) for row in rows] == [(1, 1, 9.0), (2, 2, 1.0), (3, 2, 1.0)]
+
+
+def test_a_file_that_was_replaced_by_a_shorter_one_is_read_from_its_start(campaign: Any, database: str) -> None:
+    attempt = campaign.send(campaign.run())
+    campaign.train(attempt, range(1, 9))
+    with open_store(database) as store:
+        collect(store, campaign.runs)
+        attempt.events().unlink()
+        campaign.train(attempt, range(1, 3), train_loss=7.0)
+        assert collect(store, campaign.runs).epochs == 2
+        assert [row[4] for row in content(store)["epochs"]][:2] == [7.0, 7.0]
+
+
+def test_nan_and_infinity_keep_the_row_and_mark_it(campaign: Any, database: str) -> None:
+    """As the writer puts them (null), and as a foreign writer might (NaN is no JSON, Python reads it)."""
+    attempt = campaign.send(campaign.run())
+    campaign.train(attempt, range(1, 3), train_loss=float("nan"), test_loss=float("inf"))
+    with attempt.events().open("a") as stream:
+        stream.write('{"event":"epoch","epoch":3,"train_loss":NaN}\n{"event":"epoch","epoch":4,"train_loss":0.5}\n')
+    campaign.finish(attempt, train_loss=float("nan"), test_loss=float("-inf"))
+    found = collected(database, campaign)
+    assert [(row[2], row[4], row[-1]) for row in found["epochs"]] == [
+        (1, None, True),
+        (2, None, True),
+        (3, None, True),
+        (4, 0.5, False),
+    ]
+    (result,) = found["results"]
+    values = dict(zip(results.columns.keys(), result, strict=True))
+    assert (values["train_loss"], values["test_loss"], values["diverged"]) == (None, None, True)
+    assert json.loads(values["nonfinite"]) == {"train_loss": "nan", "test_loss": "-inf"}
+
+
+def _result(**changes: Any) -> Callable[[Path], None]:
+    """A result with some values changed after the fact."""
+
+    def write(path: Path) -> None:
+        run_id, attempt = path.parents[2].name, int(path.parent.name)
+        path.write_text(json.dumps(RunResult(run_id=run_id, attempt=attempt, state="succeeded").to_json() | changes))
+
+    return write
+
+
+DAMAGED_RESULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "zero bytes": (lambda p: p.write_bytes(b""), "empty file"),
+    "truncated": (lambda p: p.write_bytes(p.read_bytes()[:50]), "not whole JSON"),
+    "binary": (lambda p: p.write_bytes(b"\xff\xfe\x00"), "not whole JSON"),
+    "a list": (lambda p: p.write_text("[]"), "not a JSON object"),
+    "nested": (lambda p: p.write_text("[" * 100_000), "nested too deeply"),
+    "another run's": (_result(run_id="0" * 16), "belongs to run 0000000000000000 attempt 1"),
+    "another attempt's": (_result(attempt=7), "attempt 7"),
+    "a newer version's": (_result(spec_version=99), "spec_version 99 is not 1"),
+    "unknown state": (_result(state="fine"), "'fine' is not a valid State"),
+    "still running": (_result(state="running"), "state 'running' is no end"),
+    "text for a number": (_result(test_accuracy="high"), "test_accuracy is 'high', not a number"),
+    "true for a number": (_result(epochs_done=True), "epochs_done is True, not a whole number of 64 bits"),
+    "huge number": (_result(num_parameters=2**70), "not a whole number of 64 bits"),
+    "list for provenance": (_result(provenance=[]), "provenance is not a dict"),
+    "text for classes": (_result(per_class="none"), "per_class is not a list"),
+    "text for a class": (_result(per_class=["cat"]), "'cat' is not a JSON object"),
+    "a class without name": (_result(per_class=[{"f1": 1.0}]), "class_name is missing"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED_RESULTS)
+def test_a_damaged_result_is_named_left_out_and_taken_when_mended(kind: str, campaign: Any, tmp_path: Path) -> None:
+    """The other runs and the attempt's own epochs are taken in; the attempt stays as it was known."""
+    damage, message = DAMAGED_RESULTS[kind]
+    attempt, other = campaign.done(seed=0), campaign.done(seed=1)
+    damage(attempt.result)
+    with open_store(str(tmp_path / "results.db")) as store:
+        for _ in range(2):
+            found = collect(store, campaign.runs)
+            assert [p.path for p in found.problems] == [attempt.result]
+            assert message in found.problems[0].what
+        assert [row[0] for row in content(store)["results"]] == [other.path.parent.parent.name]
+        assert {row[4] for row in content(store)["attempts"]} == {"pending", "succeeded"}
+        assert len(content(store)["epochs"]) == 4
+        campaign.finish(attempt)
+        assert collect(store, campaign.runs).problems == []
+        assert len(content(store)["results"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("submission.json", "{", "not whole JSON"),
+        ("submission.json", '{"attempt": 2}', "belongs to attempt 2"),
+        ("submission.json", '{"time_limit_s": "1 h"}', "time_limit_s is '1 h', not a whole number"),
+        ("submission.json", '{"shape": "wide"}', "shape is 'wide', not a JSON object"),
+        ("exit.json", "", "empty file"),
+        ("exit.json", "{}", "None is not a valid State"),
+        ("exit.json", '{"state": "pending"}', "state 'pending' is no end"),
+        ("exit.json", '{"state": "failed", "reason": 3}', "reason is 3, not a text"),
+    ],
+)
+def test_a_damaged_submission_or_exit_is_named(
+    name: str, text: str, message: str, campaign: Any, tmp_path: Path
+) -> None:
+    attempt = campaign.send(campaign.run())
+    (attempt.path / name).write_text(text)
+    with open_store(str(tmp_path / "results.db")) as store:
+        (problem,) = collect(store, campaign.runs).problems
+        assert problem.path == attempt.path / name
+        assert message in problem.what
+
+
+def test_an_epoch_that_is_none_is_named_and_the_others_are_kept(campaign: Any, tmp_path: Path) -> None:
+    attempt = campaign.send(campaign.run())
+    campaign.train(attempt, range(1, 3))
+    with attempt.events().open("a") as stream:
+        stream.write('{"event":"epoch","epoch":"last"}\nnot json\n{"event":"epoch","epoch":3}\n[]\n')
+    with open_store(str(tmp_path / "results.db")) as store:
+        (problem,) = collect(store, campaign.runs).problems
+        assert problem.what == "an epoch's epoch is 'last', not a whole number of 64 bits"
+        assert [row[2] for row in content(store)["epochs"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty file"),
+        ("{}", "spec_version None is not 1"),
+        ('{"spec_version": 1, "run_id": "x"}', "not a run spec"),
+    ],
+)
+def test_a_damaged_spec_leaves_its_run_out_until_it_is_mended(
+    text: str, message: str, campaign: Any, tmp_path: Path
+) -> None:
+    attempt = campaign.done(seed=0)
+    campaign.done(seed=1)
+    spec = attempt.path.parents[1] / "spec.json"
+    whole = spec.read_text()
+    spec.write_text(text)
+    with open_store(str(tmp_path / "results.db")) as store:
+        (problem,) = collect(store, campaign.runs).problems
+        assert problem.path == spec and message in problem.what
+        assert len(content(store)["runs"]) == 1
+        spec.write_text(whole)
+        assert collect(store, campaign.runs).problems == []
+        assert len(content(store)["results"]) == 2
+
+
+def test_attempts_without_a_spec_belong_to_no_run(campaign: Any, tmp_path: Path) -> None:
+    """A directory that is about to get its spec is no problem; one with attempts and none is."""
+    run = RunDir.of(campaign.runs, "0123456789abcdef")
+    run.path.mkdir(parents=True)
+    with open_store(str(tmp_path / "results.db")) as store:
+        assert collect(store, campaign.runs).problems == []
+        campaign.send(run)
+        (problem,) = collect(store, campaign.runs).problems
+        assert "missing, so nobody knows what its attempts are" in problem.what
+
+
+def test_a_copied_directory_does_not_take_a_token_away(campaign: Any, database: str) -> None:
+    """Tokens find jobs, so each belongs to one attempt; the copy is reported and kept without."""
+    first, second = campaign.done(seed=0), campaign.send(campaign.run(seed=1))
+    with open_store(database) as store:
+        collect(store, campaign.runs)
+        shutil.copy(first.submission, second.submission)
+        (problem,) = collect(store, campaign.runs).problems
+        assert "has the token of attempt 1 of run" in problem.what
+        tokens = {row[0]: row[2] for row in content(store)["attempts"]}
+    assert sorted(tokens.values(), key=str) == [None, f"token-{first.path.parents[1].name}-1"]
+
+
+@pytest.mark.parametrize("label", ["a b \"c\" 'd' $HOME; `x` | & \n\t", "日本 é \U0001f600", "nul \0", "\ud800 half"])
+def test_hostile_text_is_kept(label: str, campaign: Any, database: str) -> None:
+    """What a database cannot hold (NUL, half a surrogate pair) becomes an escape, the rest stays as it is."""
+    run = campaign.run()
+    data = json.loads(run.spec.read_text())
+    run.spec.write_text(json.dumps(data | {"label": label}))
+    campaign.finish(campaign.send(run), state="failed", reason="program_error", message=label)
+    kept = label.replace("\0", "\\x00").replace("\ud800", "\\ud800")
+    found = collected(database, campaign)
+    assert found["runs"][0][1] == kept
+    assert found["attempts"][0][6] == kept
+
+
+STATES: list[tuple[str, dict[str, Any], str, str]] = [
+    ("nothing but a folder", {}, "lost", ""),
+    ("sent, no answer yet", {"submission": {"job_id": None}}, "submitting", ""),
+    ("sent", {"submission": {}}, "pending", ""),
+    ("seen to end", {"submission": {}, "exit": {"state": "timeout", "reason": "time_limit"}}, "timeout", "time_limit"),
+    ("ended well without result", {"submission": {}, "exit": {"state": "succeeded"}}, "failed", "no_result"),
+    ("result", {"submission": {}, "result": {}}, "succeeded", ""),
+    ("failed", {"submission": {}, "result": {"state": "failed", "reason": "program_error"}}, "failed", "program_error"),
+    ("result before exit", {"submission": {}, "exit": {"state": "cancelled"}, "result": {}}, "succeeded", ""),
+]
+
+
+@pytest.mark.parametrize(("name", "files", "state", "reason"), STATES, ids=[s[0] for s in STATES])
+def test_the_state_is_the_last_word_that_was_written(
+    name: str, files: dict[str, Any], state: str, reason: str, campaign: Any, tmp_path: Path
+) -> None:
+    """The result, else how it was seen to end, else that it was sent. Only witnesses say that something runs."""
+    run = campaign.run()
+    attempt = campaign.send(run, **files["submission"]) if "submission" in files else run.attempt(1).create()
+    campaign.train(attempt)
+    if "exit" in files:
+        write_json(attempt.exit, files["exit"])
+    if "result" in files:
+        campaign.finish(attempt, **files["result"])
+    (row,) = collected(str(tmp_path / "results.db"), campaign)["attempts"]
+    assert (row[4], row[5]) == (state, reason)
+
+
+def test_what_a_witness_said_stays_until_a_file_knows_better(campaign: Any, tmp_path: Path) -> None:
+    spec = campaign.spec()
+    with open_store(str(tmp_path / "results.db")) as store:
+        (intent,) = submissions.record_intents(store, campaign.runs, [(spec, {})], "local")
+        attempt = campaign.send(campaign.run(), token=intent.token, submitted_at=intent.submitted_at)
+        submissions.mark(store, spec.run_id, 1, State.RUNNING, reason="on node 7")
+        campaign.train(attempt)
+        collect(store, campaign.runs)
+        assert content(store)["attempts"][0][4:6] == ("running", "on node 7")
+        campaign.finish(attempt)
+        collect(store, campaign.runs)
+        assert content(store)["attempts"][0][4:6] == ("succeeded", "")
+
+
+def _collect_in_child(database: str, runs_folder: Path, prepare: Callable[[], None] = lambda: None) -> int:
+    """Fork a process that collects; returns its process id."""
+    child = os.fork()
+    if child == 0:
+        try:
+            prepare()
+            with open_store(database) as store:
+                os._exit(0 if not collect(store, runs_folder).problems else 3)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        os._exit(1)
+    return child
+
+
+def test_sixteen_collects_at_once_are_one(
+    campaign: Any, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They also make the database at the same time. No row is doubled, none is missing, nobody fails."""
+    monkeypatch.setattr(ingest, "RUNS_PER_TRANSACTION", 2)
+    for seed in range(12):
+        campaign.done(seed=seed)
+    children = [_collect_in_child(database, campaign.runs) for _ in range(16)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 16
+    with open_store(database) as store:
+        assert collect(store, campaign.runs).runs == 0
+        assert content(store) == collected(str(tmp_path / "alone.db"), campaign)
+
+
+@pytest.mark.parametrize("writes", range(0, 14, 3))
+def test_a_kill_in_the_middle_of_collect_loses_and_doubles_nothing(
+    writes: int, campaign: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL after some writes of a batch, in the first batch or a later one; the next collect completes."""
+    monkeypatch.setattr(ingest, "RUNS_PER_TRANSACTION", 2)
+    for seed in range(4):
+        campaign.done(seed=seed)
+    database = str(tmp_path / "results.db")
+    open_store(database).close()
+    upsert = ingest.upsert
+    done = multiprocessing.Value("i", 0)
+
+    def killing(*arguments: Any) -> None:
+        if done.value == writes:
+            os.kill(os.getpid(), signal.SIGKILL)
+        done.value += 1
+        upsert(*arguments)
+
+    child = _collect_in_child(database, campaign.runs, lambda: monkeypatch.setattr(ingest, "upsert", killing))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert collected(database, campaign) == collected(str(tmp_path / "alone.db"), campaign)
+
+
+def test_a_rebuilt_database_equals_the_one_that_grew(campaign: Any, database: str) -> None:
+    """Attempts that failed, resumed, diverged and ended; collected step by step, then made anew."""
+    with open_store(database) as store:
+        for seed in range(3):
+            run = campaign.run(seed=seed)
+            first = campaign.send(run, 1, job_id=None)
+            collect(store, campaign.runs)
+            campaign.send(run, 1)
+            campaign.train(first, range(1, 3), train_loss=float("inf") if seed == 1 else 0.5)
+            collect(store, campaign.runs)
+            write_json(first.exit, {"state": "node_fail", "reason": "node", "message": "", "ended_at": "2026-01-01"})
+            collect(store, campaign.runs)
+            second = campaign.send(run, 2)
+            campaign.train(second, range(3, 5))
+            collect(store, campaign.runs)
+            campaign.finish(second, per_class=[{"class_name": "0"}], memory_by_rank=[{"rank": 0}])
+            collect(store, campaign.runs)
+        grown = content(store)
+        assert [len(grown[t.name]) for t in CONTENT] == [3, 6, 3, 12, 3, 3]
+        found = rebuild(store, campaign.runs)
+        assert (found.runs, found.attempts, found.results, found.epochs, found.problems) == (3, 6, 3, 12, [])
+        assert content(store) == grown
+        with store.write() as connection:
+            connection.execute(delete(epochs).where(epochs.c.epoch == 3))
+            connection.execute(insert(ranks).values(run_id=grown["runs"][0][0], attempt=1, rank=9))
+        rebuild(store, campaign.runs)
+        assert content(store) == grown
+        assert collect(store, campaign.runs).attempts == 0
+
+
+def test_a_rebuild_in_the_middle_of_a_campaign_keeps_what_only_the_store_knows(campaign: Any, database: str) -> None:
+    """An intent without a directory, one whose folder is being made, a running attempt, and a lost one."""
+    specs = [campaign.spec(seed=seed) for seed in range(4)]
+    with open_store(database) as store:
+        intents = submissions.record_intents(store, campaign.runs, [(s, {"n": 1}) for s in specs], "local")
+        making, running, lost = (campaign.run(seed=seed) for seed in (1, 2, 3))
+        making.attempt(1).create()
+        for run, intent in ((running, intents[2]), (lost, intents[3])):
+            campaign.send(run, token=intent.token, submitted_at=intent.submitted_at, shape={"n": 1})
+        submissions.mark(store, running.run_id, 1, State.RUNNING, job_id="1000")
+        submissions.mark(store, lost.run_id, 1, State.LOST, job_id="1000", reason="vanished")
+        collect(store, campaign.runs)
+        before = content(store)
+        rebuild(store, campaign.runs)
+        assert content(store) == before
+        assert sorted(row[4] for row in before["attempts"]) == ["lost", "running", "submitting", "submitting"]
+        assert {a.token for a in submissions.live(store)} == {i.token for i in intents[:3]}
+
+
+def test_a_rebuild_from_the_wrong_folder_is_refused(campaign: Any, database: str, tmp_path: Path) -> None:
+    """Runs without a directory would be lost, so it takes a word; nothing changes before."""
+    campaign.done(seed=0)
+    gone = campaign.done(seed=1).path.parents[1]
+    with open_store(database) as store:
+        collect(store, campaign.runs)
+        before = content(store)
+        shutil.rmtree(gone)
+        with pytest.raises(InputError, match=rf"1 of 2 runs in the database have no directory.*\n.*{gone.name}"):
+            rebuild(store, campaign.runs)
+        assert content(store) == before
+        assert rebuild(store, campaign.runs, drop_missing=True).runs == 1
+        assert len(content(store)["runs"]) == 1

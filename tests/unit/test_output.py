@@ -1,0 +1,230 @@
+"""Everything that is printed: five formats, any text, numbers for people and numbers for machines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from db.statistics import Spread
+from orchestrator.cli.output import Column, Format, chosen, facts, heading, pretty, rows, talk
+
+HOSTILE = [
+    "two words",
+    'it\'s "quoted"',
+    "$HOME; rm -rf / | cat & # 100% {a}_b ~ ^ \\n",
+    "line\nbreak\ttab\rreturn",
+    "日本 é \U0001f600",
+    "=1+1",
+    "[red]not markup[/red]",
+    "\x1b[31mESC\x1b[0m \x07",
+    "<b>&amp;</b> *star* `code` _under_ [link](x)",
+    "half \udc80 surrogate",
+    "",
+]
+
+
+def _printed(capsys: pytest.CaptureFixture[str], format: Format, values: list[Any], name: str = "label") -> str:  # noqa: A002
+    rows([{name: value, "n": 1} for value in values], [name, "n"], format)
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def test_json_and_csv_keep_any_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """Read back, it is what it was: newlines, quotes, and a leading = too."""
+    texts = [text for text in HOSTILE if "\udc80" not in text]
+    assert [row["label"] for row in json.loads(_printed(capsys, Format.JSON, texts))] == texts
+    back = list(csv.reader(io.StringIO(_printed(capsys, Format.CSV, texts), newline="")))
+    assert [row[0] for row in back] == ["label", *texts]
+
+
+@pytest.mark.parametrize("format", [Format.TABLE, Format.MARKDOWN, Format.LATEX])
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_hostile_text_stays_in_its_line_and_commands_nothing(
+    format: Format,  # noqa: A002
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As many lines as without it, and no control character."""
+    plain = _printed(capsys, format, ["x"])
+    hostile = _printed(capsys, format, [text])
+    assert len(hostile.splitlines()) == len(plain.splitlines())
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", hostile)
+
+
+def test_a_table_shows_text_as_it_is_and_is_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe is not a terminal of 80 columns, and brackets are no markup."""
+    out = _printed(capsys, Format.TABLE, ["[red]not markup[/red]", "x" * 300])
+    assert "[red]not markup[/red]" in out
+    assert "x" * 300 in out
+    assert r"line\nbreak\ttab\rreturn" in _printed(capsys, Format.TABLE, ["line\nbreak\ttab\rreturn"])
+
+
+def test_markdown_means_its_text_literally(capsys: pytest.CaptureFixture[str]) -> None:
+    """Cells are not split by |, and underscores inside names stay as people write them."""
+    out = _printed(capsys, Format.MARKDOWN, ["vit_tiny | *x* `y` <b> $z$ _u_"])
+    assert out.splitlines() == [
+        "| label | n |",
+        "| --- | ---: |",
+        r"| vit_tiny \| \*x\* \`y\` \<b\> \$z\$ \_u\_ | 1 |",
+    ]
+
+
+def test_latex_is_a_tabular_with_every_special_character_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    out = _printed(capsys, Format.LATEX, ['$a_b$ & 100% {#} ~^\\ <|> "q" [x]'])
+    assert out.splitlines() == [
+        r"\begin{tabular}{lr}",
+        r"\hline",
+        r"label & n \\",
+        r"\hline",
+        r"\$a\_b\$ \& 100\% \{\#\} \textasciitilde{}\textasciicircum{}\textbackslash{} "
+        r"\textless{}\textbar{}\textgreater{} \textquotedbl{}q\textquotedbl{} {[}x{]} & 1 \\",
+        r"\hline",
+        r"\end{tabular}",
+    ]
+
+
+def test_latex_compiles(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    if shutil.which("pdflatex") is None:
+        pytest.skip("pdflatex is not installed")
+    table = _printed(capsys, Format.LATEX, [text for text in HOSTILE if text.isascii()])
+    preamble = "\\documentclass{article}\\usepackage[T1]{fontenc}\\begin{document}\n"
+    (tmp_path / "t.tex").write_text(f"{preamble}{table}\\end{{document}}\n")
+    command = ["pdflatex", "-halt-on-error", "-interaction=batchmode", "t.tex"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+
+
+class _Case(NamedTuple):
+    name: str
+    value: Any
+    text: str
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        _Case("test_accuracy", 0.98765, "98.77"),
+        _Case("test_accuracy", 1, "100.00"),
+        _Case("precision", "bf16", "bf16"),
+        _Case("peak_memory_bytes", 3 * 2**29, "1.500"),
+        _Case("epoch_time_s", 0.01234, "0.0123"),
+        _Case("epoch_time_s", 30.234, "30.23"),
+        _Case("total_time_s", 1337.46, "1337.5"),
+        _Case("samples_per_s", 12345.6, "12346"),
+        _Case("samples_per_s", 0.5, "0.5"),
+        _Case("lr", 0.1, "0.1"),
+        _Case("seed", 1234567, "1234567"),
+        _Case("train_loss", float("nan"), "nan"),
+        _Case("channels_last", True, "yes"),
+        _Case("test_loss", None, ""),
+    ],
+)
+def test_numbers_for_people_have_the_unit_of_their_name(case: _Case) -> None:
+    assert pretty(case.name, case.value) == case.text
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("test_accuracy", "test accuracy (%)"),
+        ("peak_memory_bytes", "peak memory (GiB)"),
+        ("epoch_time_s", "epoch time (s)"),
+        ("samples_per_s", "samples/s"),
+        ("gpu_utilization_pct", "gpu utilization (%)"),
+        ("batch_size", "batch size"),
+    ],
+)
+def test_headings_say_the_unit(name: str, expected: str) -> None:
+    assert heading(name) == expected
+
+
+def test_machines_get_names_and_numbers_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """No rounding, no unit; not measured is null in JSON and empty in CSV."""
+    row = {"test_accuracy": 1 / 3, "peak_memory_bytes": 2**30, "test_loss": None, "diverged": False}
+    rows([row], list(row), Format.JSON)
+    assert json.loads(capsys.readouterr().out) == [row]
+    rows([row], list(row), Format.CSV)
+    expected = f"test_accuracy,peak_memory_bytes,test_loss,diverged\n{1 / 3},{2**30},,False\n"
+    assert capsys.readouterr().out == expected
+
+
+def test_a_precision_that_is_a_text_has_no_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    """``precision`` names a share in the table ``classes`` and a number format in ``runs``."""
+    rows([{"precision": "bf16"}], ["precision"], Format.MARKDOWN)
+    assert capsys.readouterr().out.startswith("| precision |")
+    rows([{"precision": 0.5}], ["precision"], Format.MARKDOWN)
+    assert capsys.readouterr().out.startswith("| precision (%) |")
+
+
+def test_no_rows_are_an_empty_table_and_an_empty_list(capsys: pytest.CaptureFixture[str]) -> None:
+    rows([], ["a", "b"], Format.JSON)
+    assert capsys.readouterr().out == "[]\n"
+    rows([], ["a", "b"], Format.CSV)
+    assert capsys.readouterr().out == "a,b\n"
+    rows([], ["a", "b"])
+    assert "a" in capsys.readouterr().out
+
+
+def test_a_column_may_say_its_own_text_for_people_only(capsys: pytest.CaptureFixture[str]) -> None:
+    column = Column("n", "how many", lambda row: f"{row['n']} of 9")
+    rows([{"n": 3}], [column], Format.MARKDOWN)
+    assert capsys.readouterr().out.splitlines()[0::2] == ["| how many |", "| 3 of 9 |"]
+    rows([{"n": 3}], [column], Format.JSON)
+    assert json.loads(capsys.readouterr().out) == [{"n": 3}]
+
+
+def test_facts_are_strict_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a program of ours hands over: dataclasses, enums, paths, sets, and numbers JSON lacks."""
+
+    class Word(StrEnum):
+        DONE = "done"
+
+    facts(
+        {"a": float("inf"), "p": Path("/x"), "s": {2, 1}, "w": Word.DONE, "d": Spread(1, 0, float("nan"), 2), 3: (1,)}
+    )
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "a": None,
+        "p": "/x",
+        "s": [1, 2],
+        "w": "done",
+        "d": {"median": 1, "low": 0, "high": None, "n": 2},
+        "3": [1],
+    }
+
+
+def test_talk_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    talk("left out: a\x1b[2Jb\nsecond line")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "left out: a\\x1b[2Jb\nsecond line\n")
+
+
+def test_json_is_short_for_its_format() -> None:
+    assert chosen(Format.TABLE, True) is Format.JSON
+    assert chosen(Format.CSV, False) is Format.CSV
+
+
+def test_any_text_can_be_printed_in_the_c_locale() -> None:
+    """As the command line sets it up; neither table nor JSON fails on what ASCII lacks."""
+    code = (
+        "from orchestrator import cli; cli.run(['--version']);"
+        "from orchestrator.cli.output import *;"
+        r"[rows([{'label': '\u65e5\u672c \xe9'}], ['label'], f) for f in Format]; talk('\u65e5\u672c')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PATH": ""},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.decode().count("日本 é") == 5
+    assert done.stderr.decode() == "日本\n"

@@ -1,0 +1,202 @@
+"""The verbs collect, results, query and db, as users type them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db.engine import open_store
+from orchestrator.cli import run
+
+
+@pytest.fixture
+def study(campaign: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Two strategies with three seeds each, one of them failed and one diverged, one run not finished."""
+    for seed, accuracy in enumerate((0.9, 0.8, 0.97)):
+        campaign.done(seed=seed, result={"test_accuracy": accuracy, "epoch_time_s": 2.0 + seed})
+    campaign.done(seed=0, strategy="ddp", hardware="cpu:2", result={"test_accuracy": 0.95, "epoch_time_s": 1.25})
+    failure = {"state": "out_of_memory", "reason": "host", "test_accuracy": None}
+    campaign.done(seed=1, strategy="ddp", hardware="cpu:2", result=failure)
+    campaign.done(seed=2, strategy="ddp", hardware="cpu:2", result={"test_accuracy": 0.1, "train_loss": float("nan")})
+    campaign.send(campaign.run(seed=3))
+    monkeypatch.chdir(tmp_path)
+    return campaign
+
+
+def _out(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> tuple[str, str]:
+    assert run(list(argv)) == code
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_results_collects_and_shows_a_row_a_run(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a word before; the notes name what must not be taken for a good number."""
+    out, err = _out(capsys, "results")
+    lines = [line.split() for line in out.splitlines() if "seed=" in line]
+    assert len(lines) == 7
+    assert ["cnn", "ddp", "seed=0", "succeeded", "95.00", "1.25", "10.00", "1000", "1.000"] in lines
+    assert any("out_of_memory (host)" in line for line in out.splitlines())
+    assert any("succeeded (diverged)" in line for line in out.splitlines())
+    assert err.splitlines() == [
+        "note: 1 of 7 runs failed: cnn ddp seed=1 (host)",
+        "note: 1 of 7 runs diverged (a loss was NaN or infinite): cnn ddp seed=2",
+        "note: 1 of 7 runs have no result yet",
+    ]
+
+
+def test_json_has_every_column_and_csv_the_selected_ones(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = _out(capsys, "results", "--json", "--where", "seed=0", "--where", "strategy=ddp")
+    (row,) = json.loads(out)
+    assert (row["lr"], row["test_accuracy"], row["state"], row["attempt"]) == (0.05, 0.95, "succeeded", 1)
+    assert not [value for value in row.values() if isinstance(value, (dict, list))]
+    out, _ = _out(capsys, "results", "-f", "csv", "--select", "seed, test_accuracy", "--sort", "-test_accuracy")
+    assert out.splitlines()[:3] == ["seed,test_accuracy", "2,0.97", "0,0.95"]
+    assert {line.split(",")[1] for line in out.splitlines()[6:]} == {""}
+
+
+def test_group_by_gives_median_and_range_over_seeds(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Failed and diverged runs are counted and left out."""
+    out, _ = _out(capsys, "results", "--group-by", "strategy,hardware", "--select", "test_accuracy,epoch_time_s")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "strategy hardware n failed diverged test accuracy (%) epoch time (s)" in lines
+    assert "ddp cpu:2 1 1 1 95.00 1.25" in lines
+    assert "eager cpu:1 3 0 0 90.00 (80.00–97.00) 3.00 (2.00–4.00)" in lines
+    out, _ = _out(
+        capsys, "results", "-g", "strategy", "-s", "test_accuracy", "-f", "csv", "--sort", "test_accuracy_max"
+    )
+    assert list(csv.reader(io.StringIO(out))) == [
+        ["strategy", "n", "failed", "diverged", "test_accuracy", "test_accuracy_min", "test_accuracy_max"],
+        ["ddp", "1", "1", "1", "0.95", "0.95", "0.95"],
+        ["eager", "3", "0", "0", "0.9", "0.8", "0.97"],
+    ]
+
+
+def test_rows_of_several_experiments_say_which(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "experiment" not in _out(capsys, "results")[0]
+    study.done(seed=9, experiment="résumé 实验")
+    assert "résumé 实验" in _out(capsys, "results")[0]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ["results", "--select", "test_acuracy"],
+            "--select test_acuracy: no column 'test_acuracy'\n  fix: did you mean",
+        ),
+        (["results", "--group-by", "modle"], "--group-by modle: no column 'modle'\n  fix: did you mean model?"),
+        (
+            ["results", "--sort", "-epoch_tim"],
+            "--sort -epoch_tim: no column 'epoch_tim'\n  fix: did you mean epoch_time_s?",
+        ),
+        (["results", "--where", "lr"], "--where lr: not a condition"),
+        (["results", "-g", "model", "-s", "device_name"], "--select: device_name has no median"),
+        (["query", "SELECT :a", "-p", "a"], "-p a: not a parameter\n  fix: -p NAME=VALUE"),
+        (["query", "DELETE FROM runs"], "DELETE FROM runs: query only reads"),
+    ],
+)
+def test_bad_input_is_one_message(
+    argv: list[str], message: str, study: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["collect"]) == 0
+    capsys.readouterr()
+    out, err = _out(capsys, *argv, code=2)
+    assert out == ""
+    assert err.startswith(message)
+
+
+def test_an_empty_folder_has_no_results_and_gets_no_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, err = _out(capsys, "results", code=2)
+    assert err == (
+        f"{tmp_path}: there are no results here\n  why: neither runs nor results.db exists\n"
+        "  fix: orchestrate submit, or name the places with --runs and --db\n"
+    )
+    assert "there is no runs folder" in _out(capsys, "collect", code=2)[1]
+    assert "there is no runs folder" in _out(capsys, "db", "rebuild", code=2)[1]
+    assert "there is no database" in _out(capsys, "query", "SELECT 1", code=1)[1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_collect_says_what_it_took_and_what_it_left_out(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 3: partly done."""
+    damaged = study.done(seed=8).result
+    damaged.write_text("")
+    out, err = _out(capsys, "collect", code=3)
+    assert out == "new or changed: 8 runs, 8 attempts, 6 results, 14 epochs\n"
+    assert err == (
+        f"left out: {damaged}: empty file\n1 files or folders were left out\n  fix: they are tried again each time\n"
+    )
+    out, _ = _out(capsys, "collect", "--json", code=3)
+    assert json.loads(out)["problems"] == [{"path": str(damaged), "what": "empty file"}]
+    assert "left out:" in _out(capsys, "results")[1]
+
+
+def test_query_prints_rows_of_any_format_and_reads_standard_input(
+    study: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(["collect"])
+    capsys.readouterr()
+    monkeypatch.setattr(
+        sys, "stdin", io.StringIO("SELECT seed, test_accuracy FROM summary WHERE strategy = :s AND seed < 1")
+    )
+    out, err = _out(capsys, "query", "-", "-p", "s=ddp", "--json")
+    assert (json.loads(out), err) == ([{"seed": 0, "test_accuracy": 0.95}], "")
+    out, _ = _out(
+        capsys, "query", "SELECT test_accuracy FROM summary WHERE seed = 0 AND strategy = 'ddp'", "-f", "markdown"
+    )
+    assert out == "| test accuracy (%) |\n| ---: |\n| 95.00 |\n"
+
+
+def test_db_info_lists_tables_and_columns(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["collect"])
+    capsys.readouterr()
+    out, err = _out(capsys, "db", "info", "--json")
+    assert {row["table"]: row["rows"] for row in json.loads(out)}["results"] == 6
+    assert err.endswith("results.db: schema 0001\n")
+    out, _ = _out(capsys, "db", "info", "--columns", "-f", "csv")
+    assert {"runs,lr,float", "results,lr_applied,float", "summary,state,str", "curves,epoch,int"} <= set(
+        out.splitlines()
+    )
+
+
+def test_db_rebuild_and_upgrade(study: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """From nothing, again, and from a damaged file, which is kept."""
+    expected = "rebuilt: 7 runs, 7 attempts, 6 results, 12 epochs\n"
+    for _ in range(2):
+        assert _out(capsys, "db", "rebuild") == (expected, "")
+    assert _out(capsys, "db", "upgrade") == (f"{tmp_path}/results.db: schema 0001\n", "")
+    database = tmp_path / "results.db"
+    with database.open("r+b") as stream:
+        stream.seek(4096)
+        stream.write(b"\xff" * (database.stat().st_size - 4096))
+    damaged = database.read_bytes()
+    assert "fix: orchestrate db rebuild" in _out(capsys, "db", "info", code=1)[1]
+    out, err = _out(capsys, "db", "rebuild")
+    assert out == expected
+    kept = Path(err.removeprefix("the damaged database is kept as ").strip())
+    assert kept.read_bytes() == damaged
+    open_store(str(database)).close()
+
+
+def test_hostile_names_in_the_c_locale(study: Any, tmp_path: Path) -> None:
+    """The whole way: file, database, table."""
+    study.done(seed=11, label='日本 "x" $y; \\ | & \nz', experiment="résumé")
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "results", "--where", "experiment=résumé"],
+        cwd=tmp_path,
+        env={**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        check=True,
+    )
+    assert '日本 "x" $y; \\ | & \\nz' in done.stdout.decode()

@@ -1,0 +1,61 @@
+"""Summaries over seeds and repetitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from db.statistics import Spread, grouped, spread
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([3.0, 1.0, 2.0], Spread(2.0, 1.0, 3.0, 3)),
+        ([1.0, 2.0, 3.0, 10.0], Spread(2.5, 1.0, 10.0, 4)),
+        ([5.0, None], Spread(5.0, 5.0, 5.0, 1)),
+        ([None], None),
+        ([], None),
+    ],
+)
+def test_spread_is_the_median_with_the_range_of_what_was_measured(
+    values: list[float | None], expected: Spread | None
+) -> None:
+    assert spread(values) == expected
+
+
+def _row(model: str, accuracy: float | None, **changes: Any) -> dict[str, Any]:
+    row = {"model": model, "test_accuracy": accuracy, "state": "succeeded", "measured_attempt": 1, "diverged": False}
+    return {**row, **changes}
+
+
+def test_groups_leave_out_what_failed_or_diverged_and_count_it() -> None:
+    """A diverged run's accuracy is chance, not a measurement of the strategy; a run that is still going is neither."""
+    rows = [
+        _row("vit", 0.5),
+        _row("cnn", 0.9),
+        _row("cnn", 0.7),
+        _row("cnn", 0.1, diverged=True),
+        _row("cnn", None, state="out_of_memory", measured_attempt=None, diverged=None),
+        _row("cnn", None, state="running", measured_attempt=None, diverged=None),
+    ]
+    vit, cnn = grouped(rows, ["model"], ["test_accuracy"])
+    assert vit == {
+        "model": "vit",
+        "n": 1,
+        "failed": 0,
+        "diverged": 0,
+        "test_accuracy": 0.5,
+        "test_accuracy_min": 0.5,
+        "test_accuracy_max": 0.5,
+    }
+    assert (cnn["n"], cnn["failed"], cnn["diverged"]) == (2, 1, 1)
+    assert (cnn["test_accuracy"], cnn["test_accuracy_min"], cnn["test_accuracy_max"]) == (0.8, 0.7, 0.9)
+
+
+def test_a_group_in_which_nothing_succeeded_has_a_row_without_numbers() -> None:
+    (row,) = grouped(
+        [_row("cnn", None, state="failed", measured_attempt=None, diverged=None)], ["model"], ["test_accuracy"]
+    )
+    assert (row["n"], row["failed"], row["test_accuracy"]) == (0, 1, None)

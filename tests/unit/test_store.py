@@ -1,0 +1,516 @@
+"""Opening the store: its schema, its file system, its refusals, and who may write."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, event, insert, inspect, select
+
+from db import engine, explain, filesystem, models
+from db.engine import REVISIONS, Store, open_store, revision
+from db.errors import ForeignStoreError, StoreDamagedError, StoreError
+from workloads.contract import RunResult, TrainConfig
+from workloads.errors import InputError
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    return str(tmp_path / "results.db")
+
+
+def _digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def test_columns_are_the_contract_s_fields() -> None:
+    """One name from the experiment file to the column; lists have tables of their own."""
+    assert set(models.runs.columns.keys()) - {"run_id", "label", "experiment"} == {
+        f.name for f in dataclasses.fields(TrainConfig)
+    }
+    assert set(models.results.columns.keys()) - {"code_digest", "packages_digest"} == {
+        f.name for f in dataclasses.fields(RunResult)
+    } - {"per_class", "memory_by_rank"}
+
+
+def test_migrations_make_the_schema_that_the_models_describe(database: str, tmp_path: Path) -> None:
+    """Tables with their columns, types, keys and constraints, and the views: the same statements."""
+    open_store(database).close()
+    described = create_engine(f"sqlite:///{tmp_path / 'described.db'}")
+    models.metadata.create_all(described)
+    described.dispose()
+
+    def schema(path: str) -> dict[str, str]:
+        connection = sqlite3.connect(path)
+        rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+        connection.close()
+        return {name: " ".join(sql.split()) for name, sql in rows if name != engine.VERSION_TABLE}
+
+    assert schema(database) == schema(str(tmp_path / "described.db"))
+
+
+def test_the_code_knows_every_revision_that_is_shipped() -> None:
+    """Opening asks no Alembic which revision is the newest, so the list is kept by hand."""
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", engine.MIGRATIONS)
+    config.set_main_option("path_separator", "os")
+    script = ScriptDirectory.from_config(config)
+    assert tuple(r.revision for r in reversed(list(script.walk_revisions()))) == REVISIONS
+
+
+def test_a_store_is_made_once_and_opened_without_alembic(database: str) -> None:
+    """Alembic costs a tenth of a second, so it is imported only when there is something to migrate."""
+    open_store(database).close()
+    code = "import sys; from db.engine import open_store; open_store(sys.argv[1]); print('alembic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, database], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_the_verbs_module_imports_no_database_library() -> None:
+    code = "import sys, orchestrator.cli.results; print({'sqlalchemy', 'rich.table', 'alembic'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_sqlite_is_set_up_for_many_commands_at_once(database: str) -> None:
+    with open_store(database) as store, store.read() as connection:
+        for pragma, value in (
+            ("journal_mode", "wal"),
+            ("busy_timeout", 60_000),
+            ("foreign_keys", 1),
+            ("synchronous", 2),
+        ):
+            assert connection.exec_driver_sql(f"PRAGMA {pragma}").scalar_one() == value, pragma
+
+
+def test_a_write_takes_the_lock_before_it_reads(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction that reads first would fail when another one wrote in between (SQLITE_BUSY_SNAPSHOT)."""
+    monkeypatch.setattr(engine, "BUSY_TIMEOUT_S", 0.05)
+    with open_store(database) as store, open_store(database) as other, store.write() as connection:
+        connection.execute(select(models.runs))
+        with (
+            pytest.raises(StoreError, match="another command has been writing for 60 s\n  fix: try again"),
+            other.write(),
+        ):
+            pass
+
+
+@pytest.fixture
+def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A table of mounts in place of this machine's."""
+
+    def write(*lines: str) -> None:
+        table = tmp_path / "mounts"
+        table.write_text("".join(f"{line} rw 0 0\n" for line in ("/dev/sda / ext4", *lines)))
+        monkeypatch.setattr(filesystem, "_MOUNTS", table)
+
+    return write
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "beegfs", "fuse.sshfs", "something_new"])
+def test_no_write_ahead_log_off_a_local_disk_and_said_once(
+    kind: str, mounts: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Shared memory does not work there; the second opening has nothing to say."""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    escaped = str(folder).replace(" ", r"\040")
+    mounts(f"server:/export {escaped} {kind}")
+    for _ in range(2):
+        with open_store(str(folder / "results.db")) as store, store.read() as connection:
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "delete"
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage() == (
+        f"{folder}/results.db: not on a local disk, so commands that write at the same time take turns"
+    )
+
+
+def test_a_store_that_moved_to_a_network_disk_loses_its_write_ahead_log(
+    database: str, mounts: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_store(database).close()
+    mounts(f"server:/export {tmp_path} nfs")
+    with open_store(database) as store, store.read() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "delete"
+    assert "not on a local disk" in caplog.text
+
+
+def test_a_refused_write_ahead_log_is_said(
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What SQLite answers where its file system layer has no shared memory: the old mode, and no error."""
+
+    class Refusing(sqlite3.Connection):
+        def cursor(self, *arguments: Any) -> Any:
+            return super().cursor(_Refusing)
+
+    class _Refusing(sqlite3.Cursor):
+        def execute(self, sql: str, *parameters: Any) -> Any:
+            return super().execute(sql.replace("journal_mode = wal", "journal_mode"), *parameters)
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, factory=Refusing, **k))
+    open_store(database).close()
+    assert "SQLite refused a write-ahead log here" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("place", "local"),
+    [
+        ("/home/me/x", False),
+        ("/home", False),
+        ("/homely", True),
+        ("/scratch/x", True),
+        ("/", True),
+        ("/home/me/tmp/x", True),
+    ],
+)
+def test_the_deepest_mount_counts(place: str, local: bool, mounts: Any) -> None:
+    mounts("server:/home /home nfs4", "tmpfs /home/me/tmp tmpfs", "/dev/sdb /scratch xfs")
+    assert filesystem.is_local(Path(place)) is local
+
+
+NO_LOCKS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+static int refuse(const char *name, int fd, int cmd, void *arg) {
+    if (cmd == F_SETLK || cmd == F_SETLKW || cmd == F_GETLK) { errno = REFUSAL; return -1; }
+    int (*real)(int, int, ...) = (int (*)(int, int, ...))dlsym(RTLD_NEXT, name);
+    return real(fd, cmd, arg);
+}
+int fcntl(int fd, int cmd, ...) {
+    va_list a; va_start(a, cmd); void *arg = va_arg(a, void *); va_end(a); return refuse("fcntl", fd, cmd, arg);
+}
+int fcntl64(int fd, int cmd, ...) {
+    va_list a; va_start(a, cmd); void *arg = va_arg(a, void *); va_end(a); return refuse("fcntl64", fd, cmd, arg);
+}
+"""
+
+
+@pytest.mark.parametrize("refusal", ["ENOLCK", "ENOSYS", "EIO"])
+def test_a_folder_where_nothing_can_be_locked_is_refused_at_once(refusal: str, tmp_path: Path) -> None:
+    """A real command whose every lock fails, as on NFS without its lock daemon or Lustre without ``flock``."""
+    compiler = shutil.which("cc")
+    assert compiler, "set-up asks for a compiler"
+    (tmp_path / "locks.c").write_text(NO_LOCKS)
+    library = tmp_path / "locks.so"
+    flags = [f"-DREFUSAL={refusal}", "-shared", "-fPIC", "-o", library]
+    subprocess.run([compiler, *flags, tmp_path / "locks.c", "-ldl"], check=True)
+    (tmp_path / "runs").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "collect"],
+        cwd=tmp_path,
+        env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert (
+        f"{tmp_path}/results.db: files cannot be locked here, so a database is not safe\n  why: {refusal}"
+        in done.stderr
+    )
+    assert "fix: keep the database on a local disk: export ORCHESTRATE_DB=" in done.stderr
+    assert not (tmp_path / "results.db").exists()
+
+
+def test_locks_that_stop_working_later_are_told_from_a_busy_database(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite reports both as busy."""
+    monkeypatch.setattr(engine, "BUSY_TIMEOUT_S", 0.05)
+    with open_store(database) as store, open_store(database) as other, store.write():
+        monkeypatch.setattr(explain, "lock_problem", lambda folder: "ENOLCK No locks available")
+        with (
+            pytest.raises(StoreError, match=r"cannot be locked here.*\n  why: ENOLCK No locks available"),
+            other.write(),
+        ):
+            pass
+
+
+def _foreign_sqlite(path: str, table: str) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute(f"CREATE TABLE {table} (version_num TEXT)")
+    connection.execute(f"INSERT INTO {table} VALUES ('abc')")
+    connection.commit()
+    connection.close()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("table", ["recipes", "alembic_version"])
+def test_another_program_s_database_is_left_alone(table: str, read_only: bool, database: str) -> None:
+    """Also when that program uses Alembic, too."""
+    _foreign_sqlite(database, table)
+    before = _digest(database)
+    with pytest.raises(ForeignStoreError, match=rf"another program's database; left as it is \(its tables: {table}\)"):
+        open_store(database, read_only=read_only)
+    assert _digest(database) == before
+
+
+@pytest.mark.parametrize("content", [b"name,accuracy\ncnn,0.9\n" * 9, b"\x00" * 4096, os.urandom(8192)])
+def test_a_file_that_is_no_database_is_left_alone(content: bytes, database: str) -> None:
+    Path(database).write_bytes(content)
+    with pytest.raises(ForeignStoreError, match=r"not an SQLite database; left as it is\n  fix: name another file"):
+        open_store(database)
+    assert Path(database).read_bytes() == content
+
+
+def test_a_newer_version_s_store_is_refused(database: str) -> None:
+    with open_store(database) as store, store.write() as connection:
+        connection.exec_driver_sql(f"UPDATE {engine.VERSION_TABLE} SET version_num = '0099'")
+    before = _digest(database)
+    with pytest.raises(
+        ForeignStoreError, match=r"newer version of orchestrate \(schema 0099, this one knows up to 0001\)"
+    ):
+        open_store(database)
+    assert _digest(database) == before
+
+
+def test_an_older_store_is_migrated_and_keeps_its_rows(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A made-up later revision; a reader may not migrate and says so."""
+    with open_store(database) as store, store.write() as connection:
+        connection.execute(insert(models.ingested).values(path="x", size=1, mtime_ns=2, read_bytes=3))
+    scripts = tmp_path / "migrations"
+    shutil.copytree(Path(engine.__file__).parent / "migrations", scripts)
+    (scripts / "versions" / "0002_more.py").write_text(
+        "import sqlalchemy as sa\nfrom alembic import op\nrevision = '0002'\ndown_revision = '0001'\n"
+        "def upgrade():\n    op.add_column('ingested', sa.Column('note', sa.Text()))\n"
+    )
+    monkeypatch.setattr(engine, "MIGRATIONS", str(scripts))
+    monkeypatch.setattr(engine, "REVISIONS", (*REVISIONS, "0002"))
+    with pytest.raises(StoreError, match=r"older schema 0001\n  fix: orchestrate collect"):
+        open_store(database, read_only=True)
+    with open_store(database) as store:
+        assert revision(store) == "0002"
+        with store.read() as connection:
+            assert [c["name"] for c in inspect(connection).get_columns("ingested")][-1] == "note"
+            assert connection.exec_driver_sql("SELECT path, note FROM ingested").all() == [("x", None)]
+
+
+def test_a_migration_that_fails_changes_nothing(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schema changes are part of the transaction."""
+    open_store(database).close()
+    scripts = tmp_path / "migrations"
+    shutil.copytree(Path(engine.__file__).parent / "migrations", scripts)
+    (scripts / "versions" / "0002_broken.py").write_text(
+        "from alembic import op\nrevision = '0002'\ndown_revision = '0001'\n"
+        "def upgrade():\n    op.execute('CREATE TABLE half (a)')\n    raise RuntimeError('power cut')\n"
+    )
+    with monkeypatch.context() as later:
+        later.setattr(engine, "MIGRATIONS", str(scripts))
+        later.setattr(engine, "REVISIONS", (*REVISIONS, "0002"))
+        with pytest.raises(RuntimeError, match="power cut"):
+            open_store(database)
+    with open_store(database) as store, store.read() as connection:
+        assert "half" not in inspect(connection).get_table_names()
+
+
+WRITES = [
+    "DELETE FROM runs",
+    "DROP TABLE epochs",
+    "INSERT INTO ingested VALUES ('a', 1, 1, 1)",
+    "PRAGMA journal_mode = DELETE",
+    "PRAGMA query_only = OFF",
+    "ATTACH '{tmp}/other.db' AS other",
+    "VACUUM INTO '{tmp}/copy.db'",
+    "CREATE TEMP TABLE t (a)",
+]
+
+
+@pytest.mark.parametrize("sql", WRITES)
+def test_nothing_can_be_written_through_a_read_only_store(sql: str, database: str, tmp_path: Path) -> None:
+    """Not the database, and no other file either."""
+    open_store(database).close()
+    before = sorted(p.name for p in tmp_path.iterdir())
+    with open_store(database, read_only=True) as store:
+        connection = store.engine.raw_connection()
+        with pytest.raises(sqlite3.DatabaseError):
+            connection.execute(sql.format(tmp=tmp_path))
+        connection.close()
+    assert sorted(p.name for p in tmp_path.iterdir() if not p.name.endswith(("-wal", "-shm"))) == before
+
+
+def test_a_reader_makes_no_database(database: str) -> None:
+    with pytest.raises(StoreError, match=r"there is no database\n  fix: orchestrate collect"):
+        open_store(database, read_only=True)
+    assert not Path(database).exists()
+    Path(database).touch()
+    with pytest.raises(StoreError, match=r"the database is empty\n  fix: orchestrate collect"):
+        open_store(database, read_only=True)
+
+
+def test_places_where_no_database_can_be(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"folder does not exist\n  fix: mkdir -p"):
+        open_store(str(tmp_path / "missing" / "results.db"))
+    with pytest.raises(StoreError, match=r"the database is a folder\n  fix: name a file with --db"):
+        open_store(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["résumé 实验.db", "a?b#c%20&d.db", 'it\'s "x".db', "new\nline.db"])
+def test_any_file_name_will_do(name: str, tmp_path: Path) -> None:
+    for read_only in (False, True):
+        open_store(str(tmp_path / name), read_only=read_only).close()
+    assert (tmp_path / name).stat().st_size > 0
+
+
+def test_a_full_disk_is_said_and_leaves_the_store_as_it_was(database: str) -> None:
+    """SQLite's own limit on pages gives the error that a full disk gives."""
+    with open_store(database) as store:
+        event.listen(store.engine, "connect", lambda connection, _: connection.execute("PRAGMA max_page_count = 1"))
+        store.engine.dispose()
+        with pytest.raises(StoreError, match=r"the disk is full\n  fix: free some space"), store.write() as connection:
+            connection.execute(
+                insert(models.ingested),
+                [{"path": "x" * 3000 + str(i), "size": 0, "mtime_ns": 0, "read_bytes": 0} for i in range(99)],
+            )
+    with open_store(database) as store, store.read() as connection:
+        assert connection.execute(select(models.ingested)).all() == []
+
+
+def test_a_damaged_database_is_said_with_the_way_out(database: str) -> None:
+    with open_store(database) as store, store.write() as connection:
+        rows = [{"path": "x" * 500 + str(i), "size": 0, "mtime_ns": 0, "read_bytes": 0} for i in range(99)]
+        connection.execute(insert(models.ingested), rows)
+    with open(database, "r+b") as stream:
+        stream.seek(4096)
+        stream.write(b"\xff" * (Path(database).stat().st_size - 4096))
+    with pytest.raises(StoreDamagedError, match=r"damaged\n  why: .*malformed\n  fix: orchestrate db rebuild"):  # noqa: SIM117
+        with open_store(database) as store, store.read() as connection:
+            connection.execute(select(models.ingested)).all()
+
+
+def _without_override(*argv: str) -> list[str]:
+    """A command that minds permissions, also for root."""
+    if os.geteuid() != 0:
+        return list(argv)
+    if shutil.which("setpriv") is None:
+        pytest.skip("setpriv (util-linux) is not installed, and root ignores permissions")
+    return ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search", "--", *argv]
+
+
+@pytest.fixture
+def read_only_folder(campaign: Any, tmp_path: Path) -> Iterator[Path]:
+    """Somebody else's campaign: one finished run in a store, its folder closed to us."""
+    campaign.done()
+    with open_store(str(tmp_path / "results.db")) as store:
+        from db.ingest import collect
+
+        collect(store, campaign.runs)
+    campaign.done(seed=7)
+    tmp_path.chmod(0o555)
+    yield tmp_path
+    tmp_path.chmod(0o755)
+
+
+def _orchestrate(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    command = _without_override(sys.executable, "-m", "orchestrator", *argv)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def test_results_in_a_folder_that_may_only_be_read(read_only_folder: Path) -> None:
+    """The table comes from the store as it is, and a note says that newer results are missing."""
+    done = _orchestrate(read_only_folder, "results", "--select", "seed,test_accuracy", "--format", "csv")
+    assert (done.returncode, done.stdout) == (0, "seed,test_accuracy\n0,0.9\n")
+    assert "the database may only be read, so newer results are not in it" in done.stderr
+    done = _orchestrate(read_only_folder, "query", "SELECT count(*) AS n FROM runs", "--json")
+    assert (done.returncode, done.stdout.split()) == (0, ["[", "{", '"n":', "1", "}", "]"])
+
+
+def test_collecting_into_a_folder_that_may_only_be_read(read_only_folder: Path) -> None:
+    done = _orchestrate(read_only_folder, "collect")
+    assert done.returncode == 1
+    assert "the database may only be read\n" in done.stderr and "fix: name another file with --db" in done.stderr
+    (read_only_folder / "runs").chmod(0o755)
+    done = _orchestrate(read_only_folder, "collect", "--db", "new.db")
+    assert done.returncode == 1
+    assert "no database can be made here\n  why: the folder may not be written" in done.stderr
+
+
+def test_run_folders_that_may_not_be_read_are_named_and_the_rest_is_taken(campaign: Any, tmp_path: Path) -> None:
+    """A closed run, a closed shard of runs and a closed result; opened again, nothing is missing."""
+    attempts = [campaign.done(seed=seed) for seed in range(6)]
+    shards = {a.path.parents[2] for a in attempts}
+    assert len(shards) == len(attempts)
+    closed = [attempts[0].path.parents[1], attempts[1].path.parents[2], attempts[2].result]
+    modes = [path.stat().st_mode for path in closed]
+    for path in closed:
+        path.chmod(0)
+    done = _orchestrate(tmp_path, "collect")
+    for path, mode in zip(closed, modes, strict=True):
+        path.chmod(mode)
+    assert done.returncode == 3
+    assert done.stdout == "new or changed: 4 runs, 4 attempts, 3 results, 8 epochs\n"
+    assert done.stderr.count("Permission denied\n") == 3
+    for path in closed:
+        assert re.search(rf"left out: {path}\S*: Permission denied", done.stderr)
+    done = _orchestrate(tmp_path, "collect")
+    assert (done.returncode, done.stdout) == (0, "new or changed: 2 runs, 3 attempts, 3 results, 4 epochs\n")
+
+
+def test_postgresql_without_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(
+        InputError, match=r"driver is not installed\n  fix: pip install \"orchestrate-hpc\[postgres\]\""
+    ) as error:
+        open_store("postgresql://me:secret@server/lab")
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [("mysql://server/lab", "'mysql' is not a database we know"), ("://", "'://' is not a database URL")],
+)
+def test_a_url_of_another_kind(url: str, message: str) -> None:
+    with pytest.raises(InputError, match=rf"{message}(.|\n)*fix: a file name, or postgresql://USER@HOST/DATABASE"):
+        open_store(url)
+
+
+def test_an_sqlite_url_is_a_file_name(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path}/results.db") as store:
+        assert isinstance(store, Store) and store.is_sqlite
+    assert (tmp_path / "results.db").exists()
+
+
+def test_postgresql_that_cannot_be_reached(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg", reason='needs the extra "postgres"')
+    with pytest.raises(StoreError, match=r"the database cannot be used\n  why: connection.* failed"):
+        open_store(f"postgresql://me@/lab?host={tmp_path}")
+
+
+def test_postgresql_refuses_what_sqlite_refuses(postgresql_server: str) -> None:
+    """A reader cannot write, a foreign database is left alone, a newer one refused."""
+    import psycopg
+
+    with psycopg.connect(host=postgresql_server, user="me", dbname="postgres", autocommit=True) as connection:
+        connection.execute("CREATE DATABASE refusals")
+    url = f"postgresql://me@/refusals?host={postgresql_server}"
+    with pytest.raises(StoreError, match="the database is empty"):
+        open_store(url, read_only=True)
+    with open_store(url) as store, store.write() as connection:
+        connection.exec_driver_sql(f"UPDATE {engine.VERSION_TABLE} SET version_num = '0099'")
+    with pytest.raises(ForeignStoreError, match="newer version"):
+        open_store(url)
+    with psycopg.connect(host=postgresql_server, user="me", dbname="refusals", autocommit=True) as connection:
+        connection.execute(f"DROP TABLE {engine.VERSION_TABLE}")
+    with pytest.raises(ForeignStoreError, match="another program's database"):
+        open_store(url)

@@ -1,0 +1,139 @@
+"""Nothing is sent twice, nothing that was sent is forgotten, and the result has the last word."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import queries
+from db.engine import Store, open_store
+from db.ingest import collect
+from db.submissions import Intent, Mark, live, mark, mark_all, record_intents
+from workloads.contract import State
+
+
+def _intend(store: Store, campaign: Any, *specs: Any, **options: Any) -> list[Intent]:
+    return record_intents(store, campaign.runs, [(spec, {"nodes": 1}) for spec in specs], "local", **options)
+
+
+def test_an_intent_is_a_live_attempt_with_a_token_of_its_own(campaign: Any, database: str) -> None:
+    """Committed before anything is sent; another connection sees it."""
+    specs = [campaign.spec(seed=seed, label=f"run {seed}") for seed in range(3)]
+    with open_store(database) as store, open_store(database) as other:
+        intents = _intend(store, campaign, *specs)
+        assert [(i.run_id, i.attempt) for i in intents] == [(s.run_id, 1) for s in specs]
+        assert len({i.token for i in intents}) == 3
+        known = {a.run_id: a for a in live(other)}
+        for spec, intent in zip(specs, intents, strict=True):
+            record = known[spec.run_id]
+            assert (record.token, record.state, record.label) == (intent.token, State.SUBMITTING, spec.label)
+            assert (record.shape, record.time_limit_s, record.target) == ({"nodes": 1}, 3600, "local")
+            assert record.submitted_at == intent.submitted_at
+
+
+@pytest.mark.parametrize("state", [s for s in State if s is not State.PLANNED])
+def test_a_run_with_a_live_attempt_is_passed_over(state: State, campaign: Any, tmp_path: Path) -> None:
+    """Submitting, pending and running are live; after any other end the next attempt gets the next number."""
+    spec = campaign.spec()
+    with open_store(str(tmp_path / "results.db")) as store:
+        _intend(store, campaign, spec)
+        mark(store, spec.run_id, 1, state)
+        again = _intend(store, campaign, spec)
+        assert [i.attempt for i in again] == ([] if state.live else [2])
+
+
+def test_the_same_run_twice_in_one_submit_is_sent_once(campaign: Any, tmp_path: Path) -> None:
+    spec = campaign.spec()
+    with open_store(str(tmp_path / "results.db")) as store:
+        assert len(_intend(store, campaign, spec, spec)) == 1
+
+
+def test_a_run_that_somebody_sent_since_the_plan_is_passed_over(campaign: Any, tmp_path: Path) -> None:
+    """It may even be done by now: the plan that wants it is out of date."""
+    spec = campaign.spec()
+    with open_store(str(tmp_path / "results.db")) as store:
+        assert _intend(store, campaign, spec, newest_known={})
+        mark(store, spec.run_id, 1, State.FAILED)
+        assert _intend(store, campaign, spec, newest_known={}) == []
+        assert [i.attempt for i in _intend(store, campaign, spec, newest_known={spec.run_id: 1})] == [2]
+
+
+def test_numbers_of_attempts_on_disk_are_not_used_again(campaign: Any, tmp_path: Path) -> None:
+    """A new database beside old directories: attempt 3's files would be mixed with the new ones."""
+    run = campaign.run()
+    run.attempt(3).create()
+    with open_store(str(tmp_path / "results.db")) as store:
+        assert [i.attempt for i in _intend(store, campaign, campaign.specs[run.run_id])] == [4]
+
+
+def test_a_new_label_is_taken_over(campaign: Any, tmp_path: Path) -> None:
+    """Label and experiment are no identity; the newest submit's are shown."""
+    with open_store(str(tmp_path / "results.db")) as store:
+        spec = campaign.spec(label="old")
+        _intend(store, campaign, spec)
+        mark(store, spec.run_id, 1, State.FAILED)
+        _intend(store, campaign, campaign.spec(label="new", experiment="other"))
+        record = queries.run_states(store)[spec.run_id]
+        assert (record.label, record.experiment, record.attempt) == ("new", "other", 2)
+
+
+def test_sixteen_submits_at_once_send_each_run_once(campaign: Any, database: str) -> None:
+    """Each process wants all runs; together they get every one exactly once, and nobody fails."""
+    specs = [campaign.spec(seed=seed) for seed in range(20)]
+    folder = Path(campaign.runs.parent)
+    children = []
+    for child in range(16):
+        process = os.fork()
+        if process == 0:
+            try:
+                with open_store(database) as store:
+                    got = [i for spec in specs[child:] + specs[:child] for i in _intend(store, campaign, spec)]
+                (folder / f"sent.{child}").write_text("".join(f"{i.run_id} {i.attempt}\n" for i in got))
+                os._exit(0)
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            os._exit(1)
+        children.append(process)
+    assert [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in children] == [0] * 16
+    sent = [line for child in range(16) for line in (folder / f"sent.{child}").read_text().splitlines()]
+    assert sorted(sent) == sorted(f"{spec.run_id} 1" for spec in specs)
+
+
+def test_what_a_witness_says_is_kept_field_by_field(campaign: Any, database: str) -> None:
+    spec = campaign.spec()
+    with open_store(database) as store:
+        _intend(store, campaign, spec)
+        assert mark(store, spec.run_id, 1, State.PENDING, job_id="17", reason="Priority")
+        assert mark(store, spec.run_id, 1, State.RUNNING, reason="")
+        (record,) = live(store)
+        assert (record.job_id, record.reason, record.state) == ("17", "", State.RUNNING)
+        assert mark(store, spec.run_id, 1, State.TIMEOUT, message="after 1 h", ended_at="2026-01-01T01:00:00+00:00")
+        assert live(store) == []
+        assert not mark(store, spec.run_id, 2, State.RUNNING)
+
+
+def test_a_late_witness_brings_no_ended_attempt_back(campaign: Any, tmp_path: Path) -> None:
+    """squeue's answer may be older than the end. A lost job may be found again."""
+    spec = campaign.spec()
+    with open_store(str(tmp_path / "results.db")) as store:
+        _intend(store, campaign, spec)
+        mark(store, spec.run_id, 1, State.CANCELLED)
+        assert not mark(store, spec.run_id, 1, State.RUNNING)
+        assert queries.run_states(store)[spec.run_id].state is State.CANCELLED
+        mark(store, spec.run_id, 1, State.LOST)
+        assert mark(store, spec.run_id, 1, State.RUNNING)
+
+
+def test_the_result_has_the_last_word(campaign: Any, tmp_path: Path) -> None:
+    """The job finished and wrote its result; a scheduler that saw it cancelled while it cleaned up does not matter."""
+    attempt = campaign.done()
+    run_id = attempt.path.parents[1].name
+    with open_store(str(tmp_path / "results.db")) as store:
+        collect(store, campaign.runs)
+        assert mark_all(store, [Mark(run_id, 1, State.CANCELLED), Mark(run_id, 1, State.LOST)]) == 0
+        assert queries.run_states(store)[run_id].state is State.SUCCEEDED
