@@ -4,8 +4,8 @@
 
 The peer is what most published code has: torch's DataLoader over Pillow pictures made from arrays (as torchvision's
 CIFAR10 does) with torchvision's RandomCrop, RandomHorizontalFlip, ToTensor and Normalize, in the training process and
-with one worker. All paths take turns in one process on the same cores; a ratio is that of one round, and its median over
-rounds comes with a bootstrap 95 % interval. Nothing is trained.
+with one worker. All paths take turns in one process on the same cores; a ratio is that of one round, and its median
+over rounds comes with a bootstrap 95 % interval. Nothing is trained.
 """
 
 from __future__ import annotations

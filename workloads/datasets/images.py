@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from workloads.errors import DatasetError
@@ -48,11 +48,6 @@ class Split:
 
         pixels = self.images[index]
         return Image.fromarray(pixels[0] if channels == 1 else pixels.transpose(1, 2, 0))
-
-    def take(self, indices: NDArray[np.int64]) -> Split:
-        """The images at these places, in this order."""
-        files = tuple(self.files[i] for i in indices) if self.files is not None else None
-        return replace(self, labels=self.labels[indices], images=self.images[indices], files=files)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

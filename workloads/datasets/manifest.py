@@ -93,7 +93,7 @@ def scan(folder: Path) -> Listing:
         DatasetError: a split or class folder is missing or empty, or a link leads out of the data root; it is named.
     """
     try:
-        classes = {split: _class_folders(folder / split) for split in ("train", "test")}
+        classes = {split: _class_folders(folder, split) for split in ("train", "test")}
         for split, other in (("test", "train"), ("train", "test")):
             for name in classes[other]:
                 if name not in classes[split]:
@@ -104,19 +104,22 @@ def scan(folder: Path) -> Listing:
                     )
         halves = [[e for name in classes[split] for e in _images(folder, f"{split}/{name}")] for split in classes]
     except OSError as error:
-        raise DatasetError("cannot list this folder", where=error.filename, why=error.strerror or str(error)) from error
+        raise DatasetError(
+            "cannot list this folder", where=str(error.filename or folder), why=error.strerror or str(error)
+        ) from error
     return Listing(folder, tuple(classes["train"]), (*halves[0], *halves[1]), len(halves[0]))
 
 
-def _class_folders(split: Path) -> list[str]:
+def _class_folders(folder: Path, split: str) -> list[str]:
     names = []
-    if split.is_dir():
-        with os.scandir(split) as entries:
-            names = [e.name for e in entries if not e.name.startswith(".") and e.is_dir() and _inside(e, split)]
+    where = folder / split
+    if where.is_dir():
+        with os.scandir(where) as entries:
+            names = [e.name for e in entries if not e.name.startswith(".") and e.is_dir() and _inside(e, folder)]
     if not names:
-        why = "the folder is empty" if split.is_dir() else "no such folder"
+        why = "the folder is empty" if where.is_dir() else "no such folder"
         hint = "an image folder has train/CLASS/* and test/CLASS/*"
-        raise DatasetError("no class folders here", where=str(split), why=why, hint=hint)
+        raise DatasetError("no class folders here", where=str(where), why=why, hint=hint)
     return sorted(names, key=os.fsencode)  # by bytes: the order of characters depends on the locale's encoding
 
 

@@ -78,7 +78,8 @@ class ResidentLoader:
             yield Batch(self._finished(pixels), self._test_labels[rows], part.num_local, part.num_global)
 
     def close(self) -> None:
-        del self._train, self._test_images
+        for name in ("_train", "_test_images"):
+            vars(self).pop(name, None)  # a second call finds nothing to do
 
     def _finished(self, pixels: torch.Tensor) -> torch.Tensor:
         x = self._normalise(pixels.contiguous(memory_format=self._memory_format))
