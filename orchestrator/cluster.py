@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from orchestrator.errors import ClusterError, InputError, Mistake
 from orchestrator.plugins import nearest
 from orchestrator.profile import ClusterProfile, CpuNodes, GpuNodes, Queue, expand
-from orchestrator.tomlfile import Place, TomlError, decode, mistakes, parse, show
+from orchestrator.tomlfile import Place, TomlError, decode, explain, locate, parse, show
 
 __all__ = ["ClusterProfile", "choose", "load", "parse_file", "shipped"]
 
@@ -54,9 +54,13 @@ def parse_file(text: str, where: str) -> dict[str, ClusterProfile]:
             try:
                 profiles[name] = _profile(name, table)
             except ValidationError as error:
-                found += mistakes(error, table, f"{place}.", _unknown_key)
+                found += [
+                    Mistake(f"{where}: {locate(('cluster', name, *below), document)}", what, hint)
+                    for details in error.errors(include_url=False)
+                    for below, what, hint in explain(details, _unknown_key)
+                ]
     if found:
-        raise ClusterError([_without_dot(mistake) for mistake in found])
+        raise ClusterError(found)
     return profiles
 
 
@@ -80,11 +84,6 @@ def _unknown_key(place: Place) -> str:
     keys = [field.alias or key for key, field in table.model_fields.items() if key != "name"]
     word = str(place[-1])
     return nearest(word, keys) or f"the keys here are: {', '.join([k for k in keys if word in k] or keys)}"
-
-
-def _without_dot(mistake: Mistake) -> Mistake:
-    """A mistake of a whole table has nothing after its name."""
-    return Mistake(mistake.where.rstrip("."), mistake.what, mistake.hint)
 
 
 def shipped() -> dict[str, str]:

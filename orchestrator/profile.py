@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -28,6 +28,7 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from orchestrator.plugins import nearest
 from orchestrator.quantities import QuantityError, parse_memory, parse_time_limit
@@ -46,6 +47,8 @@ from orchestrator.tomlfile import Place, refuse, refuse_all, show
 
 SHIPPED_TEMPLATE = "slurm.sh.j2"
 """The job script that a user's template extends."""
+
+T = TypeVar("T")
 
 WHOLE_NODE = 0
 """Bytes of memory that stand for all that a node has (``--mem=0``)."""
@@ -252,50 +255,54 @@ class GpuNodes(Nodes):
         return self
 
 
-def _extra(value: object, info: ValidationInfo) -> dict[str, str | bool]:
+def _each(value: object, check: Callable[[str, object], T | None], example: str) -> dict[str, T]:
+    """Check every entry of a table, and report all that is wrong; an entry without a value is left out."""
     if not isinstance(value, dict):
-        raise refuse(f"{show(value)} is not a table", 'write extra = { "mail-type" = "END" }')
+        raise refuse(f"{show(value)} is not a table", f"write {example}")
     found: list[tuple[Place, str, str]] = []
-    checked: dict[str, str | bool] = {}
+    checked: dict[str, T] = {}
     for name, given in value.items():
-        owned = next((o for o in sorted(OWNED_DIRECTIVES) if o.startswith(name)), None)
-        if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
-            found.append(((name,), "not the long name of an sbatch option", 'such as "mail-type", without dashes'))
-        elif owned is not None:
-            keys = OWNED_DIRECTIVES[owned]
-            found.append(
-                ((name,), f"--{owned} is decided for each run", f"say it with {keys}" if keys else "remove it")
-            )
-        elif given is True:
-            checked[name] = True
-        elif not isinstance(given, str) or not given:
-            found.append(((name,), f"{show(given)} is not a value", f'write a text, as in {name} = "1", or true'))
-        else:
-            checked[name] = _directive(_expanded(given, info))
+        try:
+            if (kept := check(name, given)) is not None:
+                checked[name] = kept
+        except PydanticCustomError as error:
+            wrong = (error.context or {})["mistakes"]
+            found += [((name, *below), what, hint) for below, what, hint in wrong]
     if found:
         raise refuse_all(found)
     return checked
+
+
+def _extra(value: object, info: ValidationInfo) -> dict[str, str | bool]:
+    def check(name: str, given: object) -> str | bool:
+        if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
+            raise refuse("not the long name of an sbatch option", 'such as "mail-type", without dashes')
+        owned = next((o for o in sorted(OWNED_DIRECTIVES) if o.startswith(name)), None)
+        if owned is not None:
+            keys = OWNED_DIRECTIVES[owned]
+            raise refuse(f"--{owned} is decided for each run", f"say it with {keys}" if keys else "remove it")
+        if given is True:
+            return True
+        if not isinstance(given, str) or not given:
+            raise refuse(f"{show(given)} is not a value", f'write a text, as in {name} = "1", or true')
+        return _directive(_expanded(given, info))
+
+    return _each(value, check, 'extra = { "mail-type" = "END" }')
 
 
 def _env(value: object) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise refuse(f"{show(value)} is not a table", 'write env = { NCCL_DEBUG = "INFO" }')
-    found: list[tuple[Place, str, str]] = []
-    checked: dict[str, str] = {}
-    for name, given in value.items():
+    def check(name: str, given: object) -> str | None:
         if not _VARIABLE.fullmatch(name):
-            found.append(((name,), "not the name of a variable", ""))
-        elif name in _OWNED_ENV or name.startswith("SLURM_"):
-            found.append(((name,), "this variable is set for each run", "remove it"))
-        elif not isinstance(given, str):
-            found.append(((name,), f"{show(given)} is not a text", f'quote it: "{show(given)}"'))
-        elif "$" in given:
-            found.append(((name,), "variables are not expanded here", f'say it in prologue: "export {name}=..."'))
-        elif given:
-            checked[name] = _line(given)
-    if found:
-        raise refuse_all(found)
-    return checked
+            raise refuse("not the name of a variable")
+        if name in _OWNED_ENV or name.startswith("SLURM_"):
+            raise refuse("this variable is set for each run", "remove it")
+        if not isinstance(given, str):
+            raise refuse(f"{show(given)} is not a text", f'quote it: "{show(given)}"')
+        if "$" in given:
+            raise refuse("variables are not expanded here", f'say it in prologue: "export {name}=..."')
+        return _line(given) or None
+
+    return _each(value, check, 'env = { NCCL_DEBUG = "INFO" }')
 
 
 def _pattern(value: str) -> str:

@@ -152,6 +152,19 @@ def test_an_unknown_place_is_refused() -> None:
     assert mistake('data = "{scratch}/data"')[1] == '"{scratch}/data": {scratch} is not known'
 
 
+def test_an_account_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container the user may have no name; the key that needs one says so."""
+
+    def nameless() -> str:
+        raise OSError("No username set in the environment")
+
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    assert mistake('scratch = "/scratch/{user}"')[:2] == (
+        "scratch",
+        "{user} is not known: this account has no name here",
+    )
+
+
 def test_without_a_python_jobs_run_this_interpreter() -> None:
     """The usual case on a shared disk needs no key."""
     assert profile().python == sys.executable
@@ -254,6 +267,9 @@ def test_what_a_site_forbids_is_found_before_the_queue_finds_it() -> None:
             "cpu.mem_style",
             '"per_gpu" means nothing on nodes without GPUs',
         ),
+        ('env = "A=1"', "", "env", '"A=1" is not a table'),
+        ("extra = 3", "", "extra", "3 is not a table"),
+        ('env = { A = "a\\u0007" }', "", "env.A", "control character"),
         ("[cluster.lab.gpu.cpu]\nnode_gpus=1\ncpus_per_gpu=1", "", "gpu.cpu", '"cpu" is not a kind of hardware'),
     ],
 )
