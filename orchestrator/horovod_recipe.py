@@ -17,6 +17,7 @@ from orchestrator.errors import OperationError
 from orchestrator.wheels import Edit, Flavour, Needs, Recipe, Target
 
 _RUNTIME = ("cffi", "cloudpickle", "packaging", "psutil", "pyyaml")
+_DRY_RUN = ("--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull)
 _USUAL_CUDA = "/usr/local/cuda"
 _OLDEST_CMAKE = (3, 17)
 _MOST_JOBS = 8
@@ -119,7 +120,7 @@ def _check_compiler(environment: Mapping[str, str]) -> None:
 
 
 def _cuda(target: Target, environment: Mapping[str, str]) -> dict[str, str]:
-    """Put nvcc on PATH, where both CMake and torch look for it."""
+    """Put nvcc where CMake (on PATH) and torch (in CUDA_HOME) look for it."""
     named = [home for name in ("CUDA_HOME", "CUDA_PATH") if (home := environment.get(name))]
     path = os.pathsep.join([*(f"{home}/bin" for home in named), environment["PATH"], f"{_USUAL_CUDA}/bin"])
     nvcc = shutil.which("nvcc", path=path)
@@ -137,7 +138,10 @@ def _cuda(target: Target, environment: Mapping[str, str]) -> dict[str, str]:
             why=f"it says {found[0] if found else 'no release'}",
             hint=f"module load cuda/{target.cuda}, or name its folder in CUDA_HOME",
         )
-    return {"PATH": path}
+    # The nvcc on PATH may be a script elsewhere, beside which CMake would look for the toolkit's headers in vain.
+    top = re.search(r"^#\$ TOP=(.+)$", _output([nvcc, *_DRY_RUN], environment), re.MULTILINE)
+    toolkit = Path(top[1] if top else nvcc + "/../..").resolve()
+    return {"PATH": f"{toolkit / 'bin'}{os.pathsep}{path}", "CUDA_HOME": str(toolkit)}
 
 
 def _nccl(target: Target, scratch: Path) -> dict[str, str]:
@@ -158,7 +162,8 @@ def _nccl(target: Target, scratch: Path) -> dict[str, str]:
 
 
 def _output(argv: list[str], environment: Mapping[str, str]) -> str:
-    return subprocess.run(argv, capture_output=True, text=True, env=dict(environment), check=False).stdout
+    done = subprocess.run(argv, capture_output=True, text=True, env=dict(environment), check=False)
+    return done.stdout + done.stderr
 
 
 def _numbers(text: str) -> tuple[int, ...]:

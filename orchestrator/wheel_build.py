@@ -23,6 +23,7 @@ Say = Callable[[str], None]
 
 _PROGRESS = re.compile(r"\[\s*(\d+)%\]")
 _PROGRESS_EVERY_S = 10.0
+_OUT_OF_MEMORY = re.compile(r"Killed signal|virtual memory exhausted|out of memory")
 _ERROR_LINE = re.compile(r"\berror: |\berror in |CMake Error|\bfatal:", re.IGNORECASE)
 
 
@@ -43,9 +44,9 @@ class Build:
     def run(self, sdist: Path | None, store: Path) -> Path:
         """Build and try the wheel; its path in the scratch folder."""
         recipe, target = self.order.recipe, self.order.target
-        self.log.write_text("", encoding="utf-8")
         environment = self._environment()
         needs = recipe.prepare(target, environment, self.order.flavour, self.scratch)
+        self.log.write_text("", encoding="utf-8")
         environment |= {**self.order.settings, **needs.environment}
         self._make_environment(environment, needs.packages)
         sources = self._unpack(sdist or self._fetch(store, environment))
@@ -54,10 +55,9 @@ class Build:
         self.say(f"building {title}: a few minutes; log in {self.log}")
         wheels = self.scratch / "wheel"
         argv = ["wheel", "--verbose", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), "."]
-        hint = "if a compiler was killed, memory was short: MAKEFLAGS=-j1 runs one at a time"
         # Not while fetching: pip compares the version it fetched with the one it asked for.
         versioned = {**environment, recipe.version_variable: self.order.local_version}
-        self._step(f"building {title}", [*self._pip(), *argv], versioned, cwd=sources, hint=hint)
+        self._step(f"building {title}", [*self._pip(), *argv], versioned, cwd=sources)
         (wheel,) = wheels.glob("*.whl")
         self._step("installing the wheel to try it", [*self._pip(), "install", "--no-deps", str(wheel)], environment)
         trial = [str(self.python), "-c", recipe.trial(self.order.flavour)]
@@ -154,12 +154,11 @@ class Build:
                         told, share = time.monotonic(), int(percent[1])
                         self.say(f"  {share} % after {told - started:.0f} s")
         if process.returncode != 0:
-            raise OperationError(
-                f"{what}: ended with exit code {process.returncode}",
-                where=str(self.log),
-                why=_gist(self.log.read_text(encoding="utf-8", errors="replace").rpartition("\n$ ")[2]),
-                hint=hint,
-            )
+            output = self.log.read_text(encoding="utf-8", errors="replace").rpartition("\n$ ")[2]
+            if _OUT_OF_MEMORY.search(output):
+                hint = "memory was short: MAKEFLAGS=-j1 runs one compiler at a time"
+            ended = f"{what}: ended with exit code {process.returncode}"
+            raise OperationError(ended, where=str(self.log), why=_gist(output), hint=hint)
 
 
 def apply_edits(edits: Sequence[Edit], sources: Path) -> None:

@@ -26,7 +26,7 @@ def wheel(
     nccl: Annotated[
         bool | None,
         typer.Option(
-            "--nccl/--cpu", help="With or without GPUs.  [default: as the installed torch]", show_default=False
+            "--nccl/--cpu", help="With or without GPUs; as the installed torch, unless said.", show_default=False
         ),
     ] = None,
     python: Annotated[
@@ -39,7 +39,7 @@ def wheel(
         Path | None,
         typer.Option(
             "--cache",
-            help="Where wheels are kept.  [default: ~/.cache/orchestrate]",
+            help="Where wheels are kept; ~/.cache/orchestrate, unless said.",
             envvar="ORCHESTRATE_CACHE",
         ),
     ] = None,

@@ -36,6 +36,7 @@ if "bdist_wheel" in sys.argv:
     print("[ 50%] compiling", flush=True)
     if os.environ.get("ACT") == "fail":
         print("knob.cc:7:1: error: this knob is broken")
+        print("g++: fatal error: Killed signal terminated program cc1plus")
         print("\\n".join("note %d" % n for n in range(40)))
         sys.exit(3)
     if os.environ.get("ACT") == "hang":
@@ -418,7 +419,16 @@ def test_horovod_with_nccl_uses_the_cuda_and_nccl_of_torch(
     (library.parents[1] / "include" / "nccl.h").touch()
     needs = HOROVOD.prepare(ready, environment, Flavour.NCCL, tmp_path)
     assert needs.environment["PATH"].split(os.pathsep)[0] == str(cuda / "bin")
+    assert needs.environment["CUDA_HOME"] == str(cuda)
     assert needs.environment["HOROVOD_NCCL_INCLUDE"] == str(library.parents[1] / "include")
     assert (Path(needs.environment["HOROVOD_NCCL_LIB"]) / "libnccl.so").resolve() == library
     assert [p.name for p in library.parent.iterdir()] == ["libnccl.so.2"]
     assert "PATH" not in HOROVOD.prepare(ready, environment, Flavour.CPU, tmp_path).environment
+    # A site's wrapper lies apart from the toolkit; it is asked where that is.
+    real = tmp_path / "real"
+    (real / "bin").mkdir(parents=True)
+    nvcc.write_text(f"#!/bin/sh\necho release 13.1\necho '#$ TOP={real}/bin/..' >&2\n")
+    (tmp_path / "other").mkdir()
+    needs = HOROVOD.prepare(ready, environment, Flavour.NCCL, tmp_path / "other")
+    assert needs.environment["PATH"].split(os.pathsep)[0] == str(real / "bin")
+    assert needs.environment["CUDA_HOME"] == str(real)
