@@ -8,7 +8,7 @@ from pathlib import Path
 from sqlalchemy.exc import DBAPIError
 
 from db.errors import StoreDamagedError, StoreError, StoreReadOnlyError
-from db.filesystem import lock_problem
+from db.filesystem import is_full, lock_problem
 
 BUSY_TIMEOUT_S = 60.0
 """How long a command waits for another one's write."""
@@ -27,6 +27,8 @@ def explain(database: str, error: DBAPIError) -> StoreError | None:
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_PROTOCOL")):
         if problem := lock_problem(folder):
             return cannot_lock(database, problem)
+        if is_full(folder):
+            return _full(database)
         if name.startswith(("SQLITE_IOERR", "SQLITE_PROTOCOL")):
             return StoreError(
                 "reading or writing the database failed", where=database, why=str(error.orig), hint=_ELSEWHERE
@@ -37,7 +39,7 @@ def explain(database: str, error: DBAPIError) -> StoreError | None:
             hint="try again when it is done",
         )
     if name == "SQLITE_FULL":
-        return StoreError("the disk is full", where=database, hint="free some space and try again")
+        return _full(database)
     if name.startswith("SQLITE_READONLY"):
         return StoreReadOnlyError("the database may only be read", where=database, why=str(error.orig), hint=ANOTHER)
     if name.startswith(("SQLITE_CANTOPEN", "SQLITE_PERM")):
@@ -52,6 +54,10 @@ def explain(database: str, error: DBAPIError) -> StoreError | None:
     if not name and type(error).__name__ in {"OperationalError", "InterfaceError"}:
         return StoreError("the database cannot be used", where=database, why=str(error.orig).strip())
     return None
+
+
+def _full(database: str) -> StoreError:
+    return StoreError("the disk is full", where=database, hint="free some space and try again")
 
 
 def _cannot_open(database: str) -> StoreError:

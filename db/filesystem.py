@@ -43,3 +43,9 @@ def is_local(folder: Path) -> bool:
         if (place == point or place.startswith(point.rstrip(b"/") + b"/")) and len(point) >= len(best):
             best, kind = point, type_
     return kind.decode() in _LOCAL_FILE_SYSTEMS
+
+
+def is_full(folder: Path) -> bool:
+    """Whether there is no room for the shared memory of a write-ahead log, whose lack SQLite calls an I/O error."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize < 128 * 1024

@@ -13,10 +13,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, event, insert, inspect, select
+from sqlalchemy.exc import OperationalError
 
 from db import engine, explain, filesystem, models
 from db.engine import REVISIONS, Store, open_store, revision
@@ -387,6 +389,27 @@ def test_a_full_disk_is_said_and_leaves_the_store_as_it_was(database: str) -> No
         assert connection.execute(select(models.ingested)).all() == []
 
 
+@pytest.mark.parametrize(
+    ("errorname", "free", "message"),
+    [
+        ("SQLITE_IOERR_SHMSIZE", 0, "the disk is full\n  fix: free some space and try again"),
+        (
+            "SQLITE_IOERR_FSYNC",
+            10**6,
+            "reading or writing the database failed\n  why: disk I/O error\n  fix: keep the data",
+        ),
+    ],
+)
+def test_an_input_output_error_is_told_from_a_full_disk(
+    errorname: str, free: int, message: str, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite cannot make a write-ahead log's shared memory on a full disk and calls that an I/O error."""
+    cause = sqlite3.OperationalError("disk I/O error")
+    cause.sqlite_errorname = errorname
+    monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_bavail=free, f_frsize=4096))
+    assert message in str(explain.explain(database, OperationalError("BEGIN", {}, cause)))
+
+
 def test_a_damaged_database_is_said_with_the_way_out(database: str) -> None:
     with open_store(database) as store, store.write() as connection:
         rows = [{"path": "x" * 500 + str(i), "size": 0, "mtime_ns": 0, "read_bytes": 0} for i in range(99)]
@@ -444,6 +467,14 @@ def test_collecting_into_a_folder_that_may_only_be_read(read_only_folder: Path) 
     done = _orchestrate(read_only_folder, "collect", "--db", "new.db")
     assert done.returncode == 1
     assert "no database can be made here\n  why: the folder may not be written" in done.stderr
+
+
+def test_a_database_that_may_not_be_read(campaign: Any, tmp_path: Path) -> None:
+    open_store(str(tmp_path / "results.db")).close()
+    (tmp_path / "results.db").chmod(0)
+    done = _orchestrate(tmp_path, "query", "SELECT 1")
+    assert done.returncode == 1
+    assert "the database may not be read\n  why: no permission\n  fix: name another file" in done.stderr
 
 
 def test_run_folders_that_may_not_be_read_are_named_and_the_rest_is_taken(campaign: Any, tmp_path: Path) -> None:
