@@ -102,6 +102,7 @@ def statuses(store: Store, runs: Path) -> list[RunStatus]:
     """Every run of the store, as the last :func:`refresh` left it, with the progress of those that run."""
     from db.queries import run_states
 
+    records = sorted(run_states(store).values(), key=lambda record: (record.experiment, record.label, record.run_id))
     return [
         RunStatus(
             run_id=record.run_id,
@@ -117,7 +118,7 @@ def statuses(store: Store, runs: Path) -> list[RunStatus]:
             if record.state is State.RUNNING
             else Progress(),
         )
-        for record in run_states(store).values()
+        for record in records
     ]
 
 

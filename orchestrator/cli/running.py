@@ -80,6 +80,8 @@ def submit(
         rest = [f"{count} {action.value}" for action, count in counts.items()]
         rest += [f"{len(plan.excluded)} excluded"] if plan.excluded else []
         typer.echo(_sent(done, plan.target) + (f" ({', '.join(rest)})" if rest else ""))
+        if done.sent and not wait:
+            output.talk("they go on by themselves; orchestrate status shows them")
     _then_wait(workspace, [*(s.run_id for s in (*done.sent, *done.resumed)), *done.skipped, *under_way], wait=wait)
 
 

@@ -267,12 +267,12 @@ class Queue:
         self._tell(waiting)
 
     def _need(self, entry: Entry) -> _Need:
-        """What an entry may have here: what its submit saw, or what we see when that is not to be had (any more)."""
+        """What an entry may have here: what its submit saw, or what we see when enough of that is gone by now."""
         gpus = [uuid for uuid in entry.gpus if uuid in self._present]
-        if len(gpus) < entry.num_gpus:
+        if len(gpus) < entry.num_gpus <= len(entry.gpus):
             gpus = [gpu.uuid for gpu in self._mine.gpus]
         cores = [number for number in entry.cores if number in self._usable_cores]
-        if len(cores) < entry.num_cores:
+        if len(cores) < entry.num_cores <= len(entry.cores):
             cores = list(self._mine.cores)
         return _Need(gpus, cores, entry.num_gpus, entry.num_cores)
 

@@ -197,6 +197,8 @@ class _Controller:
             # A user's own db.py in the working directory must not stand in for ours.
             "PYTHONSAFEPATH": "1",
             "PYTHONUNBUFFERED": "1",
+            # Its notes on pickles would stand first and last in every log.
+            "SUBMITIT_LOG_LEVEL": inherited.get("SUBMITIT_LOG_LEVEL", "WARNING"),
             processes.TOKEN_VARIABLE: self._order.token,
         }
 

@@ -13,7 +13,7 @@ import pytest
 from orchestrator.executors import leases
 from orchestrator.executors import queue as queue_module
 from orchestrator.executors.entries import Entry, QueueFolder
-from orchestrator.executors.machine import Machine
+from orchestrator.executors.machine import Gpu, Machine
 from orchestrator.executors.queue import Queue
 
 GPUS = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
@@ -28,10 +28,7 @@ class Desk:
         self.sleeper = root / "sleeper"
         self.sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
         self.sleeper.chmod(0o755)
-        self.queue = self.another_queue()
-
-    def another_queue(self, gpus: tuple[str, ...] = GPUS) -> Queue:
-        return Queue(self.folder, Machine(gpus=(), cores=(0,), hostname="here"), frozenset(gpus))
+        self.queue = Queue(self.folder, Machine(gpus=(), cores=(0,), hostname="here"), frozenset(GPUS))
 
     def put(self, name: str, gpus: int, order: int, allowed: tuple[str, ...] = GPUS) -> str:
         token = name.ljust(16, "0")
@@ -173,7 +170,20 @@ def test_what_cannot_be_met_here_says_so_and_blocks_nobody(desk: Desk) -> None:
     desk.put("a", 1, order=2)
     desk.queue.turn()
     assert desk.running() == {"a"}
-    assert desk.folder.why_waiting()[never] == "needs 5 GPUs, and may use 0 of this machine"
+    assert desk.folder.why_waiting()[never] == "needs 5 GPUs, and may use 4 of this machine"
+
+
+def test_devices_that_are_gone_are_made_up_for(desk: Desk) -> None:
+    """Sent from an allocation that has ended: what the new queue's starter sees takes the place of the old devices."""
+    desk.put("a", 1, order=1, allowed=("GPU-gone",))
+    none = desk.put("none", 1, order=2, allowed=())
+    here = Machine(gpus=(Gpu(0, "GPU-d", "A100", 0),), cores=(0,), hostname="here")
+    desk.queue = Queue(desk.folder, here, frozenset(GPUS))
+    desk.queue.turn()
+    assert desk.running() == {"a"}
+    assert leases.held(leases.gpu("GPU-d"))
+    # CUDA_VISIBLE_DEVICES="" meant none, and still does.
+    assert desk.folder.why_waiting()[none] == "needs 1 GPU, and may use 0 of this machine"
 
 
 def test_a_damaged_entry_is_dropped(desk: Desk) -> None:

@@ -9,13 +9,18 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator import submitter
+from orchestrator.cli.workspace import Workspace
 from orchestrator.executors.endings import Exit
 from orchestrator.executors.leases import DOMAIN_VARIABLE
 from orchestrator.executors.local import LocalExecutor
@@ -36,7 +41,10 @@ def job(run_dir, attempt_number):
     run = RunDir(Path(run_dir))
     attempt = run.attempt(attempt_number)
     rank = int(os.environ["SUBMITIT_LOCAL_GLOBALID"])
-    todo = json.loads(run.read_spec().label)
+    label = run.read_spec().label
+    todo = json.loads(label if label.startswith("{") else os.environ.get("ORCHESTRATE_LAB_TODO", "{}"))
+    with open(run.path.parent.parent / "starts.txt", "a") as stream:
+        stream.write(f"{run.run_id} {attempt_number} {rank}\\n")
     write_json(attempt.path / f"seen.{rank}.json", {
         "pid": os.getpid(), "gpus": os.environ["CUDA_VISIBLE_DEVICES"], "order": os.environ["CUDA_DEVICE_ORDER"],
         "cores": sorted(os.sched_getaffinity(0)), "threads": os.environ["OMP_NUM_THREADS"], "time": time.time(),
@@ -62,8 +70,8 @@ def job(run_dir, attempt_number):
         log = EventLog(attempt.events(rank))
         log.write("error", failure_class="device_memory", message="no room on the device", rank=rank)
         raise RuntimeError("no room on the device")
-    if todo.get("exit") == rank:
-        os._exit(todo.get("code", 0))
+    if todo.get("exit") == rank or todo.get("bad_seed") == run.read_spec().train.seed:
+        os._exit(todo.get("code", 3))
     until = time.time() + todo.get("sleep", 0.0)
     while time.time() < until:
         if todo.get("progress"):
@@ -75,6 +83,17 @@ def job(run_dir, attempt_number):
     if rank == 0 and not todo.get("silent"):
         attempt.write_result(RunResult(run_id=run.run_id, attempt=attempt_number, state="succeeded"))
 '''
+
+
+COMMAND = """
+import sys
+from orchestrator.executors.local import LocalExecutor
+LocalExecutor.__init__.__kwdefaults__["job"] = "lab_jobs:job"
+{patch}
+from orchestrator.cli import run
+sys.exit(run(sys.argv[1:]))
+"""
+"""``orchestrate`` with the jobs of the lab instead of training, and a patch of the test's."""
 
 
 class Lab:
@@ -133,6 +152,46 @@ class Lab:
         self.executor.send(deliveries)
         self.executor.wake()
         return deliveries
+
+    def command(self, *arguments: str, patch: str = "", **options: Any) -> subprocess.Popen[str]:
+        """``orchestrate ARGUMENTS`` in this workspace, started and not waited for."""
+        self.root.mkdir(exist_ok=True)
+        return subprocess.Popen(
+            [sys.executable, "-c", COMMAND.format(patch=patch), *arguments],
+            **{
+                "cwd": self.root,
+                "stdin": subprocess.DEVNULL,
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.PIPE,
+                "text": True,
+                **options,
+            },
+        )
+
+    def run(self, *arguments: str, patch: str = "") -> tuple[int, str, str]:
+        """Exit code, standard output and error of ``orchestrate ARGUMENTS``."""
+        process = self.command(*arguments, patch=patch)
+        stdout, stderr = process.communicate(timeout=60)
+        return process.returncode, stdout, stderr
+
+    def workspace(self) -> Workspace:
+        self.root.mkdir(exist_ok=True)
+        # What the defaults are in that folder, whatever its name.
+        return Workspace(runs=self.runs, database=str(self.root / "results.db"), data_root=None)
+
+    def submit(self, *specs: RunSpec) -> list[Delivery]:
+        """Send runs through the store, as the verbs do."""
+        done = submitter.send(self.workspace(), [(spec, {}) for spec in specs], "local")
+        by_id = {spec.run_id: spec for spec in specs}
+        return [
+            Delivery(s.token, RunDir.of(self.runs, s.run_id).attempt(s.attempt), by_id[s.run_id]) for s in done.sent
+        ]
+
+    def starts(self) -> Counter[str]:
+        """How often each run was started (by its rank 0)."""
+        path = self.runs / "starts.txt"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return Counter(line.split()[0] for line in lines if line.endswith(" 0"))
 
     def queue_pid(self) -> int:
         """Process of this workspace's queue."""
@@ -195,7 +254,9 @@ def domain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Leases of this test only, four fake GPUs, the jobs importable."""
     name = str(tmp_path)
     monkeypatch.setenv(DOMAIN_VARIABLE, name)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for variable in ("CUDA_VISIBLE_DEVICES", "ORCHESTRATE_RUNS", "ORCHESTRATE_DB", "ORCHESTRATE_CLUSTER"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setitem(LocalExecutor.__init__.__kwdefaults__, "job", "lab_jobs:job")
     modules = tmp_path / "modules"
     modules.mkdir()
     (modules / "lab_jobs.py").write_text(JOBS)

@@ -53,6 +53,14 @@ def test_a_cpu_run_sees_no_gpu(lab: Lab) -> None:
     assert seen(run)["gpus"] == ""
 
 
+@pytest.mark.parametrize("visible", ["2,0", f"{UUIDS[2]},{UUIDS[0]}", "2,GPU-0000"])
+def test_gpus_are_those_that_the_submit_could_see(lab: Lab, monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+    """Whichever way they were written; ranks always get UUIDs."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    (run,) = lab.send(lab.spec(gpus=2, cpus_per_rank=0))
+    assert seen(run)["gpus"] == f"{UUIDS[2]},{UUIDS[0]}"
+
+
 def test_a_users_own_db_py_does_not_stand_in_for_ours(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,269 @@
+"""The verbs as people type them: submit, status, logs, cancel, retry, on tiny jobs instead of training."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from orchestrator.executors.endings import Exit
+from workloads.contract import State
+from workloads.rundir import RunDir
+
+from .conftest import Lab, alive, lab_processes, seen, wait_until
+
+EXPERIMENT = """
+name = "tiny"
+[defaults]
+dataset = "digits"
+epochs = 1
+hardware = "cpu:1"
+strategy = "eager"
+[matrix]
+model = ["cnn"]
+seed = [0, 1, 2]
+"""
+
+
+def status(lab: Lab) -> list[dict[str, Any]]:
+    code, stdout, stderr = lab.run("status", "--json")
+    assert code == 0, stderr
+    rows: list[dict[str, Any]] = json.loads(stdout)
+    return rows
+
+
+@pytest.fixture
+def planned(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """A workspace with an experiment of three runs that sleep a little."""
+    lab.root.mkdir()
+    (lab.root / "experiment.toml").write_text(EXPERIMENT)
+    monkeypatch.setenv("ORCHESTRATE_LAB_TODO", '{"sleep": 0.2}')
+    return lab
+
+
+@pytest.mark.torch
+def test_submit_sends_once_and_waits(planned: Lab) -> None:
+    """Lines for a pipe, exit code 0; the same again finds nothing to send and says so."""
+    code, stdout, stderr = planned.run("submit", "--local", "--wait")
+    assert code == 0, stderr
+    assert stdout == "3 runs sent to local\n"
+    assert len(re.findall(r"cnn.*: succeeded", stderr)) == 3
+    assert [row["state"] for row in status(planned)] == ["succeeded"] * 3
+    code, stdout, _ = planned.run("submit", "--local", "--wait")
+    assert (code, stdout) == (0, "0 runs sent (3 done)\n")
+    assert planned.starts().total() == 3
+
+
+@pytest.mark.torch
+def test_the_exit_code_tells_whether_all_or_some_failed(planned: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 when one of three failed, 1 when the one that is left to send fails too, 0 when its retry succeeds."""
+    monkeypatch.setenv("ORCHESTRATE_LAB_TODO", '{"bad_seed": 1}')
+    code, _, stderr = planned.run("submit", "--local", "--wait")
+    assert code == 3
+    assert "failed: rank 0 ended with exit code 3: rank 0 complains" in stderr
+    code, stdout, _ = planned.run("submit", "--local", "--wait")
+    assert (code, stdout) == (1, "1 runs sent to local (2 done, 1 failed)\n")
+    monkeypatch.setenv("ORCHESTRATE_LAB_TODO", "{}")
+    code, stdout, _ = planned.run("retry", "--failed", "--wait")
+    assert (code, stdout) == (0, "1 runs sent\n")
+    assert sorted(row["attempt"] for row in status(planned)) == [1, 1, 3]
+
+
+@pytest.mark.torch
+def test_ctrl_c_leaves_the_runs_alone_and_says_so(planned: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real terminal: the bars are drawn, the interrupt goes to the whole foreground group, as a keyboard's does."""
+    monkeypatch.setenv("ORCHESTRATE_LAB_TODO", '{"sleep": 3.0, "progress": true}')
+    monkeypatch.setenv("TERM", "xterm")
+    main, side = pty.openpty()
+    process = planned.command(
+        "submit", "--local", "--wait", stdin=side, stdout=side, stderr=side, start_new_session=True, text=False
+    )
+    os.close(side)
+    screen = b""
+    deadline = time.monotonic() + 30
+    while b"123 samples/s" not in screen and time.monotonic() < deadline:
+        screen += os.read(main, 4096)
+    os.killpg(process.pid, signal.SIGINT)
+    while process.poll() is None or b"interrupted" not in screen:
+        try:
+            screen += os.read(main, 4096)
+        except OSError:
+            break
+    os.close(main)
+    assert process.wait() == 130
+    text = screen.decode()
+    assert "epoch 1/3" in text
+    assert "interrupted: the runs go on; orchestrate status shows them" in text
+    wait_until(lambda: [row["state"] for row in status(planned)] == ["succeeded"] * 3, what="runs went on")
+    assert planned.starts().total() == 3
+
+
+def test_status_tells_state_reason_and_progress(lab: Lab) -> None:
+    running, waiting, failed = lab.submit(
+        lab.spec(gpus=4, cpus_per_rank=0, sleep=600, progress=True),
+        lab.spec(gpus=2, cpus_per_rank=0),
+        lab.spec(cpus_per_rank=0, exit=0, code=3),
+    )
+    wait_until(running.attempt.progress(0).exists)
+    lab.wait_exit(failed)
+    rows = {row["run_id"]: row for row in status(lab)}
+    first, second, third = (rows[d.spec.run_id] for d in (running, waiting, failed))
+    assert (first["state"], first["epoch"], first["epochs"], first["samples_per_s"]) == ("running", 1, 3, 123.0)
+    assert first["job_id"] == str(seen(running)["session"])
+    assert (second["state"], second["reason"]) == ("pending", "queued")
+    assert second["message"] == "waits for 2 GPUs (0 of 4 free)"
+    assert (third["state"], third["reason"], third["attempt"]) == ("failed", "program_error", 1)
+    code, stdout, _ = lab.run("status")
+    assert code == 0
+    assert "waits for 2 GPUs (0 of 4 free)" in stdout
+    assert "1/3" in stdout
+
+
+def test_status_revives_a_dead_queue(lab: Lab) -> None:
+    running, waiting = lab.submit(lab.spec(gpus=4, cpus_per_rank=0, sleep=1.5), lab.spec(gpus=4, cpus_per_rank=0))
+    seen(running)
+    os.kill(lab.queue_pid(), signal.SIGKILL)
+    wait_until(lambda: not lab.executor.queue_alive)
+    assert {row["state"] for row in status(lab)} == {"running", "pending"}
+    assert [ended.state for ended in lab.wait_exit(running, waiting)] == [State.SUCCEEDED] * 2
+
+
+def test_a_reboot_leaves_lost_runs_that_retry_sends_again(lab: Lab) -> None:
+    """Everything is killed at once, as a power cut does; the supervisor's file tells of another boot."""
+    run, waiting = lab.submit(lab.spec(gpus=4, cpus_per_rank=0, sleep=600), lab.spec(gpus=4, cpus_per_rank=0))
+    seen(run)
+    while left := lab_processes(lab.domain):
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    started = json.loads(run.attempt.supervisor.read_text())
+    started["host"]["boot"] = "before"
+    run.attempt.supervisor.write_text(json.dumps(started))
+    rows = {row["run_id"]: row for row in status(lab)}
+    assert rows[run.spec.run_id]["state"] == "lost"
+    assert rows[run.spec.run_id]["message"].startswith("the machine was restarted")
+    assert lab.wait_exit(waiting)[0].state is State.SUCCEEDED
+    code, stdout, stderr = lab.run("retry", "--failed")
+    assert (code, stdout) == (0, "1 runs sent\n"), stderr
+    wait_until((RunDir.of(lab.runs, run.spec.run_id).attempt(2).path / "seen.0.json").exists, what="attempt 2 runs")
+
+
+def test_cancel_stops_what_waits_and_what_runs(lab: Lab) -> None:
+    """One that ignores SIGTERM and has a child of its own, and one in the queue; a second cancel changes nothing."""
+    running, waiting = lab.submit(
+        lab.spec(gpus=4, cpus_per_rank=0, sleep=600, stubborn=True, child=True), lab.spec(gpus=1, cpus_per_rank=0)
+    )
+    rank = seen(running)
+    wait_until((running.attempt.path / "child.json").exists)
+    code, stdout, stderr = lab.run("cancel", "--all")
+    assert (code, stdout) == (0, "2 runs cancelled\n"), stderr
+    assert not alive(rank["pid"])
+    assert not alive(json.loads((running.attempt.path / "child.json").read_text()))
+    assert {row["state"] for row in status(lab)} == {"cancelled"}
+    assert not (waiting.attempt.path / "seen.0.json").exists()
+    before = Exit.read(running.attempt)
+    code, stdout, stderr = lab.run("cancel", running.spec.run_id)
+    assert (code, stdout) == (0, "0 runs cancelled\n")
+    assert "cancelled already" in stderr
+    assert Exit.read(running.attempt) == before
+
+
+def test_logs_of_a_rank_a_stream_an_attempt(lab: Lab) -> None:
+    (run,) = lab.submit(lab.spec(ranks=2, cpus_per_rank=0, exit=1, code=3))
+    lab.wait_exit(run)
+    name = run.spec.run_id[:8]
+    code, stdout, _ = lab.run("logs", name, "--rank", "1", "--stdout")
+    assert (code, stdout) == (0, "rank 1 says hello\n")
+    code, stdout, _ = lab.run("logs", name, "--stderr")
+    assert (code, stdout) == (0, "rank 0 complains\n")
+    code, stdout, _ = lab.run("logs", name, "--all")
+    assert code == 0
+    assert re.sub(r"==> .*/", "==> ", stdout).splitlines() == [
+        f"==> {seen(run)['session']}_0_log.out <==",
+        "rank 0 says hello",
+        f"==> {seen(run)['session']}_0_log.err <==",
+        "rank 0 complains",
+        f"==> {seen(run)['session']}_1_log.out <==",
+        "rank 1 says hello",
+        f"==> {seen(run)['session']}_1_log.err <==",
+        "rank 1 complains",
+    ]
+    code, _, stderr = lab.run("logs", name, "--attempt", "7")
+    assert code == 2
+    assert "has no attempt 7\n  fix: its newest is 1" in stderr
+
+
+def test_logs_follow_until_the_end(lab: Lab) -> None:
+    """Started while the run waits, it shows what comes and ends with the run."""
+    first, run = lab.submit(lab.spec(gpus=4, cpus_per_rank=0, sleep=1.0), lab.spec(gpus=4, cpus_per_rank=0, sleep=0.5))
+    process = lab.command("logs", run.spec.run_id, "--follow", "--stdout")
+    stdout, _ = process.communicate(timeout=30)
+    assert (process.returncode, stdout) == (0, "rank 0 says hello\n")
+    assert Exit.read(run.attempt) is not None
+    assert Exit.read(first.attempt) is not None
+
+
+def test_a_run_that_has_printed_nothing(lab: Lab) -> None:
+    _, waiting = lab.submit(lab.spec(gpus=4, cpus_per_rank=0, sleep=600), lab.spec(gpus=4, cpus_per_rank=0))
+    code, _, stderr = lab.run("logs", waiting.spec.run_id)
+    assert code == 1
+    assert "has printed nothing so far\n  why: it is pending" in stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("logs", "nosuch"), 2, "no run is called 'nosuch'\n  fix: orchestrate status"),
+        (("logs", ""), 2, "no run is called ''"),
+        (("cancel",), 2, "cancel which runs?\n  fix: orchestrate cancel RUN, or orchestrate cancel --all"),
+        (("cancel", "x", "--all"), 2, "runs are named, and --all is given too"),
+        (("retry",), 2, "retry which runs?"),
+        (("retry", "--failed"), 0, ""),
+        (("status",), 0, "no runs yet; next: orchestrate submit"),
+    ],
+)
+def test_what_is_said_where_nothing_runs(lab: Lab, arguments: tuple[str, ...], code: int, said: str) -> None:
+    answer, _, stderr = lab.run(*arguments)
+    assert answer == code
+    assert said in stderr
+    assert "Traceback" not in stderr
+    assert list(lab.root.iterdir()) == [], "looking makes no files"
+
+
+def test_a_name_of_several_runs_lists_them(lab: Lab) -> None:
+    """The same label twice: neither is taken; a run that is done is not retried."""
+    first, second = lab.submit(lab.spec(cpus_per_rank=0), lab.spec(cpus_per_rank=0))
+    lab.wait_exit(first, second)
+    code, _, stderr = lab.run("cancel", "{}")
+    assert code == 2
+    assert "'{}' is the name of 2 runs" in stderr
+    assert first.spec.run_id in stderr
+    assert second.spec.run_id in stderr
+    code, _, stderr = lab.run("retry", first.spec.run_id)
+    assert code == 2
+    assert "is succeeded: nothing to retry\n  fix: orchestrate submit --stale" in stderr
+
+
+def test_a_folder_that_may_only_be_looked_at(lab: Lab) -> None:
+    """Status still tells what it knows where it may not start anything."""
+    lab.submit(lab.spec(gpus=4, cpus_per_rank=0, sleep=600), lab.spec(gpus=4, cpus_per_rank=0))
+    wait_until(lambda: len(status(lab)) == 2)
+    os.kill(lab.queue_pid(), signal.SIGKILL)
+    lab.runs.chmod(0o777)
+    code, stdout, stderr = lab.run("status", "--json")
+    assert code == 0
+    assert {row["state"] for row in json.loads(stdout)} == {"running", "pending"}
+    assert "everybody may write to the runs folder" in stderr
+
+
+def test_every_help_ends_with_an_example(lab: Lab) -> None:
+    for verb in ("submit", "status", "logs", "cancel", "retry"):
+        code, stdout, _ = lab.run(verb, "--help")
+        assert code == 0
+        assert f"Example: orchestrate {verb}" in " ".join(stdout.split())
