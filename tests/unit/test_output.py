@@ -216,7 +216,7 @@ def test_json_is_short_for_its_format() -> None:
 def test_any_text_can_be_printed_in_the_c_locale() -> None:
     """As the command line sets it up; neither table nor JSON fails on what ASCII lacks."""
     code = (
-        "from orchestrator import cli; cli.run(['--version']);"
+        "from orchestrator import cli; cli.run(['--help']);"
         "from orchestrator.cli.output import *;"
         r"[rows([{'label': '\u65e5\u672c \xe9'}], ['label'], f) for f in Format]; talk('\u65e5\u672c')"
     )
