@@ -1,0 +1,143 @@
+"""The tracker: what it asks of whom, and what reaches the store."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from db.engine import Store, open_store
+from db.submissions import Intent, Mark, mark_all, record_intents
+from orchestrator import tracker
+from orchestrator.executors import leases
+from orchestrator.executors.endings import Exit
+from orchestrator.executors.entries import claim_start, supervisor_name
+from orchestrator.executors.local import LocalExecutor
+from workloads.contract import Execution, Expectation, RunSpec, State, TrainConfig
+from workloads.rundir import AttemptDir, RunDir, write_json
+
+TRAIN = TrainConfig(model="cnn", dataset="digits", strategy="eager", hardware="cpu:1", cpus=1)
+
+
+class Folder:
+    """A runs folder with one run that was sent."""
+
+    def __init__(self, store: Store, runs: Path) -> None:
+        self.store, self.runs = store, runs
+
+    def send(self, target: str = "local", job_id: str | None = "77") -> tuple[Intent, AttemptDir]:
+        spec = RunSpec(
+            run_id=TRAIN.run_id(),
+            label="cnn",
+            experiment="e",
+            train=TRAIN,
+            execution=Execution(),
+            expect=Expectation(ranks=1, nodes=1, gpus_per_node=0, cpus_per_rank=1),
+            target=target,
+            data_root="",
+        )
+        (intent,) = record_intents(self.store, self.runs, [(spec, {})], target)
+        run = RunDir.of(self.runs, spec.run_id)
+        run.write_spec(spec)
+        attempt = run.attempt(intent.attempt).create()
+        write_json(attempt.submission, {"token": intent.token, "target": target, "attempt": 1, "job_id": job_id})
+        return intent, attempt
+
+    def status(self) -> tracker.RunStatus:
+        tracker.refresh(self.store, self.runs)
+        (status,) = tracker.statuses(self.store, self.runs)
+        return status
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
+    monkeypatch.setenv(leases.DOMAIN_VARIABLE, str(tmp_path))
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    with open_store(str(tmp_path / "results.db")) as store:
+        yield Folder(store, runs)
+
+
+def test_a_living_supervisor_is_a_running_run_with_progress(folder: Folder) -> None:
+    intent, attempt = folder.send()
+    claim_start(attempt)
+    lease = leases.take(supervisor_name(intent.token))
+    assert lease is not None
+    write_json(
+        attempt.progress(0),
+        {"time": 0.0, "phase": "train", "epoch": 2, "epochs": 5, "step": 10, "steps": 25, "samples_per_s": 512.5},
+    )
+    status = folder.status()
+    assert (status.state, status.job_id, status.attempt, status.label) == (State.RUNNING, "77", 1, "cnn")
+    assert (status.progress.epoch, status.progress.epochs, status.progress.samples_per_s) == (2, 5, 512.5)
+    assert (status.progress.silent_s or 0) > 1e9
+    lease.release()
+    # It went without a word: killed.
+    assert (folder.status().state, folder.status().reason) == (State.LOST, "supervisor_lost")
+    assert Exit.read(attempt) is not None
+
+
+def test_a_verdict_on_disk_reaches_the_store(folder: Folder) -> None:
+    _, attempt = folder.send()
+    claim_start(attempt)
+    Exit(State.TIMEOUT, "time_limit", "its time limit of 60 s was over").write(attempt)
+    status = folder.status()
+    assert (status.state, status.reason) == (State.TIMEOUT, "time_limit")
+    assert status.message == "its time limit of 60 s was over"
+
+
+def test_a_vanished_entry_is_lost_and_stays_on_record(folder: Folder) -> None:
+    """Somebody removed RUNS/queue. The run may be sent again, and never starts twice."""
+    intent, attempt = folder.send()
+    mark_all(folder.store, [Mark(intent.run_id, 1, State.PENDING)])
+    assert (folder.status().state, folder.status().reason) == (State.LOST, "entry_lost")
+    assert not claim_start(attempt)
+
+
+def test_an_interrupted_submit_is_told_from_one_at_work(folder: Folder) -> None:
+    folder.send(job_id=None)
+    assert (folder.status().state, folder.status().reason) == (State.SUBMITTING, "interrupted")
+    lease = leases.take(f"submit/{os.path.realpath(folder.runs)}")
+    assert lease is not None
+    assert (folder.status().state, folder.status().reason) == (State.SUBMITTING, "sending")
+    lease.release()
+
+
+def test_a_cancelled_intent_is_never_sent(folder: Folder) -> None:
+    """Cancelled between the intent and the queue: whoever goes on with that submit cannot start it."""
+    intent, attempt = folder.send()
+    LocalExecutor(folder.runs).cancel([(attempt, intent.token)])
+    assert folder.status().state is State.CANCELLED
+    assert not claim_start(attempt)
+
+
+def test_a_target_without_an_executor_keeps_its_state(folder: Folder) -> None:
+    _, attempt = folder.send("sol")
+    for _ in range(2):
+        status = folder.status()
+        assert (status.state, status.reason, status.job_id) == (State.PENDING, "", "77")
+    assert Exit.read(attempt) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"epoch": "two", "samples_per_s": null, "time": "now"}'])
+def test_damaged_progress_is_no_progress(tmp_path: Path, content: str) -> None:
+    attempt = RunDir.of(tmp_path, "0" * 16).attempt(1).create()
+    attempt.progress(0).write_text(content)
+    assert tracker.progress(attempt) == tracker.Progress()
+
+
+def test_a_run_of_another_machine_is_judged_by_its_silence(folder: Folder) -> None:
+    _, attempt = folder.send()
+    claim_start(attempt)
+    said = json.loads(attempt.supervisor.read_text())
+    said["host"]["name"] = "node7"
+    write_json(attempt.supervisor, said)
+    assert (folder.status().state, folder.status().message) == (State.RUNNING, "on node7")
+    for path in (attempt.path, *attempt.path.rglob("*")):
+        os.utime(path, (1, 1))
+    status = folder.status()
+    assert (status.state, status.reason) == (State.LOST, "no_sign_of_life")
+    assert status.message.startswith("no sign of life from node7 for")
