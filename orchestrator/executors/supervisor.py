@@ -13,12 +13,13 @@ import importlib
 import json
 import logging
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -49,7 +50,9 @@ steps and loses no more than at the limit itself, so an early warning would only
 WRITE_RETRY_S = 60.0
 """How long the verdict is tried to be written on a full disk."""
 
-_LAUNCHERS = ("GROUP_", "LOCAL_", "MASTER_", "OMPI_", "PMI", "RANK", "ROLE_", "SLURM_", "TORCHELASTIC_", "WORLD_SIZE")
+_LAUNCHERS = re.compile(
+    r"(SLURM|OMPI|PMIX?|TORCHELASTIC)_.*|((GROUP|LOCAL|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
+)
 """Variables of launchers that this process may have been started under; they would mislead the ranks."""
 
 
@@ -139,7 +142,7 @@ class _Controller:
         executor.update_parameters(
             tasks_per_node=self._entry.num_ranks, timeout_min=self._spec.execution.time_limit_s / 60
         )
-        executor.submit(job, RunDir.of(self._folder.runs, self._entry.run_id).path, self._entry.attempt)
+        executor.submit(job, str(RunDir.of(self._folder.runs, self._entry.run_id).path), self._entry.attempt)
         self._record_job_id()
         return executor.command
 
@@ -173,13 +176,13 @@ class _Controller:
         self._started = time.monotonic()
 
     @contextlib.contextmanager
-    def _log_files(self, rank: int) -> Any:
+    def _log_files(self, rank: int) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         paths = JobPaths(self._attempt.job_folder, self._job_id, rank)
         with open(paths.stdout, "ab") as stdout, open(paths.stderr, "ab") as stderr:
             yield stdout, stderr
 
     def _environment(self, rank: int) -> dict[str, str]:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
+        inherited = {k: v for k, v in os.environ.items() if not _LAUNCHERS.fullmatch(k)}
         entry, limit_s = self._entry, self._spec.execution.time_limit_s
         return inherited | {
             "SUBMITIT_EXECUTOR": "local",
@@ -215,8 +218,7 @@ class _Controller:
                 if process.poll() is not None:
                     self._exited_at.setdefault(rank, time.monotonic())
             if len(self._exited_at) == len(self._ranks) and self._ranks:
-                obeyed = any(rank.returncode == os.EX_TEMPFAIL for rank in self._ranks)
-                return self._over_time() if self._warned and obeyed else None
+                return self._over_time() if any(self._heeded_warning(rank.returncode) for rank in self._ranks) else None
             for reason in reasons:
                 if ending := reason():
                     return ending
@@ -228,8 +230,6 @@ class _Controller:
         for number, grace_s in ((signal.SIGTERM, STOP_GRACE_S), (signal.SIGKILL, STOP_GRACE_S)):
             for rank in left:
                 rank.send_signal(number)
-                # A stopped process gets no signal but SIGKILL until it goes on.
-                rank.send_signal(signal.SIGCONT)
             deadline = time.monotonic() + grace_s
             while left and time.monotonic() < deadline:
                 time.sleep(POLL_S / 4)
@@ -251,6 +251,8 @@ class _Controller:
         now = time.monotonic()
         for rank, at in self._exited_at.items():
             code = self._ranks[rank].returncode
+            if self._heeded_warning(code):
+                return self._over_time()
             if code != 0 and now - at >= PEER_GRACE_S:
                 return Ending(
                     State.FAILED, "program_error", f"rank {rank} {describe_exit(code)}, so the others were stopped"
@@ -273,6 +275,10 @@ class _Controller:
                 # Not to the group: data loader workers would die of it.
                 rank.send_signal(signal.SIGUSR2)
         return None
+
+    def _heeded_warning(self, code: int | None) -> bool:
+        """Whether a rank ended because of our SIGUSR2: as told, or before it could listen."""
+        return self._warned and code in {os.EX_TEMPFAIL, -signal.SIGUSR2}
 
     def _over_time(self) -> Ending:
         return Ending(State.TIMEOUT, "time_limit", f"its time limit of {self._spec.execution.time_limit_s} s was over")
@@ -299,8 +305,9 @@ class _Controller:
         self._stop_signal = signal.Signals(number).name
 
     def _last_words(self) -> str:
-        """The last line of the error log of the rank that failed first."""
-        failed = [rank for rank in self._exited_at if self._ranks[rank].returncode not in {0, None}]
+        """The last line of the error log of the rank that failed first, unless it was killed and could say nothing."""
+        silent = {0, None, -signal.SIGKILL}
+        failed = [rank for rank in self._exited_at if self._ranks[rank].returncode not in silent]
         if not failed:
             return ""
         stderr = JobPaths(self._attempt.job_folder, self._job_id, failed[0]).stderr

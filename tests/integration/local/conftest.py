@@ -64,8 +64,8 @@ def job(run_dir, attempt_number):
         write_json(attempt.path / "child.json", child)
     if todo.get("warned"):
         signal.signal(signal.SIGUSR2, lambda *a: (attempt.path / f"warned.{rank}").write_text("yes"))
-    if todo.get("obedient"):
-        signal.signal(signal.SIGUSR2, lambda *a: os._exit(75))
+    if "heeds" in todo:
+        signal.signal(signal.SIGUSR2, (lambda *a: os._exit(75)) if todo["heeds"] == rank else signal.SIG_IGN)
     if todo.get("fail") == rank:
         log = EventLog(attempt.events(rank))
         log.write("error", failure_class="device_memory", message="no room on the device", rank=rank)

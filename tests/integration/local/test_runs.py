@@ -117,7 +117,7 @@ def test_a_killed_rank_is_named(lab: Lab) -> None:
     os.kill(seen(run)["pid"], signal.SIGKILL)
     (ended,) = lab.wait_exit(run)
     assert ended.state is State.FAILED
-    assert ended.message == "rank 0 was killed by SIGKILL: rank 0 complains"
+    assert ended.message == "rank 0 was killed by SIGKILL"
     assert ended.exit_codes == (-signal.SIGKILL,)
 
 
@@ -148,11 +148,26 @@ def test_the_time_limit_comes_with_a_warning(lab: Lab) -> None:
     assert (run.attempt.path / "warned.0").exists()
 
 
-def test_a_rank_that_obeys_the_warning_is_out_of_time_too(lab: Lab) -> None:
-    (run,) = lab.send(lab.spec(sleep=600, time_limit_s=2, obedient=True))
+def test_a_rank_that_heeds_the_warning_is_out_of_time_too(lab: Lab) -> None:
+    """Rank 0 leaves at once, rank 1 does not: it is no dead rank that rank 1 lost."""
+    spec = lab.spec(ranks=2, cpus_per_rank=0, sleep=600, time_limit_s=3, heeds=0, stubborn=True)
+    (run,) = lab.send(spec)
     (ended,) = lab.wait_exit(run)
     assert (ended.state, ended.reason) == (State.TIMEOUT, "time_limit")
-    assert ended.exit_codes == (os.EX_TEMPFAIL,)
+    assert ended.exit_codes == (os.EX_TEMPFAIL, -signal.SIGKILL)
+
+
+def test_launchers_around_us_do_not_reach_the_ranks(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside an allocation or under torchrun, a rank would take itself for one of theirs."""
+    for name in ("SLURM_PROCID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("LOCAL_DATA", "stays")
+    (run,) = lab.send(lab.spec())
+    environ = seen(run)["environ"]
+    assert (
+        not {"SLURM_PROCID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMPI_COMM_WORLD_RANK"} & environ.keys()
+    )
+    assert environ["LOCAL_DATA"] == "stays"
 
 
 def test_sigterm_to_the_supervisor_cancels(lab: Lab) -> None:
