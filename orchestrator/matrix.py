@@ -34,7 +34,7 @@ class Cell:
     execution: Execution
     run_id: str
     label: str
-    """For people, such as ``cnn-ddp-cpu2-s0-lr=0.1``: the keys that vary in this experiment. Not unique, any length."""
+    """For people, such as ``cnn-ddp-cpu2-s0-lr=0.1``: the keys that vary here. Not unique, of any length."""
     published: tuple[Published, ...] = ()
 
 
@@ -287,7 +287,10 @@ def _execution(values: Mapping[str, Any]) -> Execution:
 
 
 class _Tail:
-    """The end of labels: the seed, and every other key that holds more than one value in this experiment."""
+    """The end of labels: the seed, and every other key that axes or includes give more than one value.
+
+    What only a conditional block sets is left out, because the keys of its condition tell it.
+    """
 
     def __init__(self, spec: ExperimentSpec) -> None:
         base = _DEFAULTS | dict(spec.defaults)
@@ -299,8 +302,6 @@ class _Tail:
                 _see(seen, row)
         for include in spec.includes:
             _see(seen, base | dict(include))
-        for when in spec.whens:
-            _see(seen, when.values)
         elsewhere = {"model", "strategy", "hardware", "seed", *EXECUTION_KEYS}
         self._keys = [key for key in KEYS if len(seen[key]) > 1 and key not in elsewhere]
 
