@@ -1,9 +1,9 @@
 """The pulse of one rank: what it is doing, for people to see, and the watch that ends it when it stops doing it.
 
-The loop only sets attributes. A daemon thread looks at them once a second, writes ``progress.<rank>.json`` and winds up
-the watchdog when there was a beat since. The watchdog itself is a C thread of ``faulthandler``: it fires also when the
-interpreter's lock is held, dumps all stacks to ``hang.<rank>.txt`` and ends the process at once, with exit code 1, so
-that a stuck rank cannot hold its devices.
+The loop sets attributes and beats; a daemon thread looks once a second and writes ``progress.<rank>.json`` when there
+was a beat since. A beat also winds up the watchdog, once a second at most. That is a C thread of ``faulthandler``: it
+fires also when the interpreter's lock is held, dumps all stacks to ``hang.<rank>.txt`` and ends the process at once,
+with exit code 1, so that a stuck rank cannot hold its devices.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ class Pulse:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, name="pulse", daemon=True)
         self._stacks: IO[str] | None = None
+        self._wound_at = 0.0
 
     def beat(self, phase: str | None = None) -> None:
-        """Say that there was progress; costs nanoseconds, so call it every step."""
+        """Say that there was progress; cheap enough for every step."""
         self.beats += 1
+        if self._stacks is not None and time.monotonic() - self._wound_at > LOOK_EVERY_S:
+            self._wind_up()
         if phase is not None:
             self.phase = phase
 
@@ -68,6 +71,7 @@ class Pulse:
 
     def _wind_up(self) -> None:
         assert self._stacks is not None
+        self._wound_at = time.monotonic()
         faulthandler.dump_traceback_later(self._hang_timeout_s, exit=True, file=self._stacks)
 
     def _look(self) -> None:
@@ -77,8 +81,6 @@ class Pulse:
         while not self._stop.wait(LOOK_EVERY_S):
             if self.beats == beats:
                 continue
-            if self._stacks is not None:
-                self._wind_up()
             now = time.monotonic()
             self._write(samples_per_s=(self.samples - samples) / (now - looked) if self.samples > samples else None)
             beats, samples, looked = self.beats, self.samples, now

@@ -22,7 +22,7 @@ from workloads.loaders import Loader, Shard
 from workloads.strategies.protocol import Strategy, Task
 
 STARVATION_STEPS = 20
-"""At most so many steps on a resident batch ..."""
+"""At most so many steps on a resident batch, compared with at least so many steady ones ..."""
 STARVATION_S = 5.0
 """... that fit into this ..."""
 STARVATION_SHARE = 0.1
@@ -77,7 +77,7 @@ def train(job: Job) -> None:
         options=options,
         world=job.world,
         device=device,
-        make_optimizer=recipe.make_optimizer(config, device),
+        make_optimizer=recipe.make_optimizer(config),
         forward=recipe.forward(config, device),
         loss_sum=recipe.loss_sum(config),
         set_training=recipe.set_training(config),
@@ -267,8 +267,10 @@ class _Training:
         Trains on, so parameters mean nothing afterwards: everything worth keeping has been measured and saved by now.
         """
         tally = self._tally
+        if len(tally.times_s) < STARVATION_STEPS:
+            return None
         batch = next(iter(self._loader.train(0)), None)
-        if len(tally.times_s) < 3 or batch is None:
+        if batch is None:
             return None
         (step_s,) = self._communication.maximum([tally.steady_time_s / len(tally.times_s)])
         budget_s = min(STARVATION_S, STARVATION_SHARE * sum(self._epoch_times_s))
