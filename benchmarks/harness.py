@@ -1,12 +1,14 @@
-"""The engine beside a hand-written loop of the same steps, interleaved in the same processes.
+"""The engine beside a hand-written loop of the same steps, taking turns in the same processes.
 
-    python benchmarks/harness.py [--pairs 12] [--steps 60] [--only resnet50] [--output harness.json]
+    python benchmarks/harness.py [--pairs 30] [--window 20] [--only resnet50] [--output harness.json]
 
-For each case (model, strategy, precision, batch) one process a GPU is started. In it the engine's ``train`` and a plain
-loop take turns: same model, data on the device, order, optimiser, precision and batch. Both are timed by device events
-with one synchronisation a window, warm-up apart. A pair's ratio is engine / hand-written of the mean steady step (the
-slowest rank's); printed are the median over pairs and its bootstrap 95 % interval. On a machine without GPUs the same
-runs on CPU, which shows only that the benchmark works.
+For each case (model, strategy, precision, batch) one process a GPU runs the engine's own ``train``. Every ``window``
+steps it is held up between two steps, and a plain loop does as many steps of the same kind: same model, data on the
+device, order, optimiser, precision and batch. Both are timed by device events with one synchronisation a window; the
+first step of each window, which starts on an idle device, and the first pairs are not counted. A pair's ratio is
+engine / hand-written of the mean step (the slowest rank's); printed are the median over pairs and its bootstrap 95 %
+interval. Turns this short matter: where launches are the limit, two runs of one program differ by 10 %. On a machine
+without GPUs the same runs on CPU, which shows only that the benchmark works.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-WARMUP_STEPS = 10
-IMAGES = {32: 50_000, 224: 6_400}
+WARMUP_PAIRS = 2
+IMAGES = {32: 200_000, 224: 6_400}
 """Random pixels: both sides read the same ones, and no step depends on what they show."""
 
 
@@ -71,97 +73,34 @@ def cases(devices: int, only: str, tiny: bool) -> list[Case]:
 # --- one rank ---------------------------------------------------------------------------------------------------------
 
 
-def rank_main(case: Case, pairs: int, steps: int, folder: Path) -> None:
-    """Take turns with the other ranks; rank 0 writes the times of both sides."""
+def rank_main(case: Case, pairs: int, window: int, folder: Path) -> None:
+    """Run the engine with turns in between; leaves this rank's mean step of each window of both sides."""
     import torch
 
-    from workloads import registry
+    from workloads import loaders, registry
+    from workloads.engines import torch_loop
+    from workloads.job import Events, Job, Orders
+    from workloads.rundir import RunDir, read_events
+    from workloads.watchdog import Pulse
     from workloads.world import World
 
     world = World.from_environment()
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", world.local_rank) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    data = _random_images(case.image_size, 2_000 if not on_gpu else IMAGES[case.image_size])
-    declaration = dataclasses.replace(
-        registry.datasets()["synthetic"], load=lambda *_: data, digest=lambda *_: "", check=lambda *_: []
-    )
-    registry.datasets()["synthetic"] = declaration
-    rows = []
-    for pair in range(pairs + 1):
-        # Which side goes first alternates, so that a drifting clock touches both alike.
-        turns = [("engine", _engine), ("hand", _hand_written)]
-        times = {
-            name: run(case, steps, folder, pair, world, device, data) for name, run in turns[:: 1 if pair % 2 else -1]
-        }
-        if pair:  # the first pair fills caches and is not counted
-            rows.append(times)
-    if world.rank == 0:
-        (folder / "times.json").write_text(json.dumps(rows))
+    data = _random_images(case.image_size, IMAGES[case.image_size] if on_gpu else 2_000)
+    registry.datasets()["synthetic"] = dataclasses.replace(registry.datasets()["synthetic"], load=lambda *_: data)
+    hand: list[_HandWritten] = []
+    make = loaders.make
 
+    def with_turns(*args: Any, **kwargs: Any) -> Any:
+        hand.append(_HandWritten(case, world, device, data))
+        return _Turns(make(*args, **kwargs), hand[0], pairs, window)
 
-def _random_images(size: int, count: int) -> Any:
-    import numpy as np
-
-    from workloads.datasets.images import ImageData, Split
-
-    generator = np.random.default_rng(0)
-    pixels = generator.integers(0, 256, (count, 3, size, size), dtype=np.uint8)
-    labels = generator.integers(0, 10, count)
-    test = Split(labels=labels[:64], images=pixels[:64], files=None)
-    return ImageData(
-        train=Split(labels=labels, images=pixels, files=None),
-        test=test,
-        class_names=tuple("abcdefghij"),
-        channels=3,
-        image_size=size,
-        mean=(0.5, 0.5, 0.5),
-        std=(0.25, 0.25, 0.25),
-        digest="",
-    )
-
-
-def _config(case: Case, steps: int, on_gpu: bool) -> Any:
-    from workloads.contract import TrainConfig
-
-    return TrainConfig(
-        model=case.model,
-        dataset="synthetic",
-        strategy=case.strategy,
-        hardware=f"{'gpu' if on_gpu else 'cpu'}:{case.devices}",
-        cpus=case.devices,
-        steps=steps + WARMUP_STEPS,
-        batch_size=case.batch_size,
-        precision=case.precision,
-        image_size=case.image_size,
-        eval_every=0,
-        lr=0.01,
-    )
-
-
-def _engine(case: Case, steps: int, folder: Path, pair: int, world: Any, device: Any, _data: Any) -> float:
-    """Mean steady step in seconds of our engine, the slowest rank's; from the events that every run writes."""
-    from workloads.contract import Execution, Expectation, RunResult, RunSpec, State
-    from workloads.engines import torch_loop
-    from workloads.job import Events, Job, Orders
-    from workloads.rundir import RunDir, read_events
-    from workloads.watchdog import Pulse
-
-    on_gpu = device.type == "cuda"
-    config = _config(case, steps, on_gpu)
-    spec = RunSpec(
-        run_id=config.run_id(),
-        label=case.name,
-        experiment="harness",
-        train=config,
-        execution=Execution(checkpoint_every=0, hang_timeout_s=300),
-        expect=Expectation(ranks=case.devices, nodes=1, gpus_per_node=case.devices if on_gpu else 0, cpus_per_rank=1),
-        target="local",
-        data_root="",
-    )
+    loaders.make = with_turns
+    spec = _spec(case, pairs * window, on_gpu)
     run = RunDir.of(folder / "runs", spec.run_id)
-    attempt = run.attempt(pair + 1).create()
+    attempt = run.attempt(1).create()
+    result = _result(spec.run_id)
     events = Events(attempt.events(world.rank))
     with Pulse(attempt, world.rank, spec.execution.hang_timeout_s) as pulse:
         torch_loop.train(
@@ -173,80 +112,99 @@ def _engine(case: Case, steps: int, folder: Path, pair: int, world: Any, device:
                 events=events,
                 pulse=pulse,
                 orders=Orders(),
-                result=RunResult(run_id=spec.run_id, attempt=pair + 1, state=State.RUNNING),
+                result=result,
             )
         )
-    events.close()
     steps_s = [t for e in read_events(attempt.events(world.rank))[0] if e["event"] == "steps" for t in e["step_time_s"]]
-    return _slowest(statistics.fmean(steps_s[WARMUP_STEPS:]), world, folder, f"engine-{pair}")
+    windows = [steps_s[i * window : (i + 1) * window] for i in range(pairs)]
+    means = {"engine": [statistics.fmean(w[1:]) for w in windows], "hand": hand[0].means_s}
+    (folder / f"times.{world.rank}.json").write_text(json.dumps(means))
 
 
-def _hand_written(case: Case, steps: int, folder: Path, pair: int, world: Any, device: Any, data: Any) -> float:
+class _Turns:
+    """A loader that lets the hand-written loop work between two windows of the engine's steps."""
+
+    def __init__(self, loader: Any, hand: _HandWritten, pairs: int, window: int) -> None:
+        self._loader, self._hand, self._pairs, self._window = loader, hand, pairs, window
+        self._step = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def train(self, epoch: int) -> Iterator[Any]:
+        for batch in self._loader.train(epoch):
+            if self._step % self._window == 0 and len(self._hand.means_s) < self._pairs:
+                self._hand.work(self._window)
+            yield batch
+            self._step += 1
+
+
+class _HandWritten:
     """The same steps as anybody would write them for one model on one data set."""
-    import torch
-    import torchvision
-    from timm.models import create_model
-    from torch import distributed
-    from torch.nn import functional
-    from torch.nn.parallel import DistributedDataParallel
 
-    on_gpu = device.type == "cuda"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    if case.devices > 1:
-        distributed.init_process_group(
-            "nccl" if on_gpu else "gloo",
-            init_method=f"file://{folder}/hand-{pair}",
-            rank=world.rank,
-            world_size=world.size,
-            device_id=device if on_gpu else None,
-        )
-    if case.model.startswith("resnet"):
-        model = getattr(torchvision.models, case.model)(num_classes=10).to(device)
-    else:
-        model = create_model("vit_tiny_patch16_224", num_classes=10, img_size=case.image_size).to(device)
-    forward = model
-    if case.devices > 1:
-        forward = DistributedDataParallel(
-            model,
-            device_ids=[device.index] if on_gpu else None,
-            broadcast_buffers=False,
-            gradient_as_bucket_view=True,
-        )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=on_gpu)
-    images = torch.from_numpy(data.train.images).to(device)
-    labels = torch.from_numpy(data.train.labels).to(device)
-    order = torch.randperm(len(labels), device=device)
-    shuffled = labels[order]
-    scale = torch.full((3, 1, 1), 1 / (255 * 0.25), device=device)
-    shift = torch.full((3, 1, 1), -2.0, device=device)
-    per_epoch = len(labels) // case.batch_size
-    model.train()
-    marks = []
-    for step in range(WARMUP_STEPS + steps):
-        if step >= WARMUP_STEPS:
+    def __init__(self, case: Case, world: Any, device: Any, data: Any) -> None:
+        import timm
+        import torch
+        import torchvision
+        from torch.nn.parallel import DistributedDataParallel
+
+        self._case, self._device = case, device
+        self._on_gpu = device.type == "cuda"
+        if case.model.startswith("resnet"):
+            model = getattr(torchvision.models, case.model)(num_classes=10).to(device)
+        else:
+            model = timm.create_model("vit_tiny_patch16_224", num_classes=10, img_size=case.image_size).to(device)
+        self._model = model
+        if case.devices > 1:  # the engine has made the process group
+            self._model = DistributedDataParallel(
+                model,
+                device_ids=[device.index] if self._on_gpu else None,
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,
+            )
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=self._on_gpu)
+        self._images = torch.from_numpy(data.train.images).to(device)
+        labels = torch.from_numpy(data.train.labels).to(device)
+        self._order = torch.randperm(len(labels), device=device)
+        self._labels = labels[self._order]
+        self._scale = torch.full((3, 1, 1), 1 / (255 * 0.25), device=device)
+        self._shift = torch.full((3, 1, 1), -2.0, device=device)
+        self._rank = world.rank
+        self._step = 0
+        self.means_s: list[float] = []
+        """Mean step of each window, its first step left out."""
+
+    def work(self, steps: int) -> None:
+        """One window."""
+        import torch
+        from torch.nn import functional
+
+        case, on_gpu = self._case, self._on_gpu
+        per_epoch = len(self._labels) // case.batch_size
+        if on_gpu:
+            torch.cuda.synchronize()
+        self._model.train()
+        marks = []
+        for _ in range(steps):
+            start = (self._step % per_epoch) * case.batch_size + self._rank * case.per_device
+            pixels = self._images[self._order[start : start + case.per_device]]
+            x = torch.addcmul(self._shift, pixels, self._scale) if on_gpu else pixels * self._scale + self._shift
+            y = self._labels[start : start + case.per_device]
+            self._optimizer.zero_grad(set_to_none=True)
+            bf16 = case.precision == "bf16"
+            with torch.autocast(self._device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
+                logits = self._model(x)
+            loss = functional.cross_entropy(logits.float(), y)
+            loss.backward()
+            self._optimizer.step()
             marks.append(_mark(on_gpu))
-        start = (step % per_epoch) * case.batch_size + world.rank * case.per_device
-        pixels = images[order[start : start + case.per_device]]
-        x = torch.addcmul(shift, pixels, scale) if on_gpu else pixels.float().mul_(scale).add_(shift)
-        y = shuffled[start : start + case.per_device]
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(device.type, torch.bfloat16) if case.precision == "bf16" else contextlib.nullcontext():
-            logits = forward(x)
-        loss = functional.cross_entropy(logits.float(), y)
-        loss.backward()
-        optimizer.step()
-    marks.append(_mark(on_gpu))
-    if on_gpu:
-        torch.cuda.synchronize()
-        mean_s = marks[0].elapsed_time(marks[-1]) / 1e3 / steps
-    else:
-        mean_s = (marks[-1] - marks[0]) / steps
-    if case.devices > 1:
-        distributed.barrier()
-        distributed.destroy_process_group()
-    return _slowest(mean_s, world, folder, f"hand-time-{pair}")
+            self._step += 1
+        if on_gpu:
+            torch.cuda.synchronize()
+            elapsed_s = marks[0].elapsed_time(marks[-1]) / 1e3
+        else:
+            elapsed_s = marks[-1] - marks[0]
+        self.means_s.append(elapsed_s / (steps - 1))
 
 
 def _mark(on_gpu: bool) -> Any:
@@ -259,15 +217,58 @@ def _mark(on_gpu: bool) -> Any:
     return event
 
 
-def _slowest(mean_s: float, world: Any, folder: Path, name: str) -> float:
-    """Maximum over ranks, through files: no process group is left at this moment."""
-    part = folder / f"{name}.{world.rank}.part"
-    part.write_text(repr(mean_s))
-    part.rename(folder / f"{name}.{world.rank}")
-    found = [folder / f"{name}.{rank}" for rank in range(world.size)]
-    while not all(path.exists() for path in found):
-        time.sleep(0.01)
-    return max(float(path.read_text()) for path in found)
+def _random_images(size: int, count: int) -> Any:
+    import numpy as np
+
+    from workloads.datasets.images import ImageData, Split
+
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (count, 3, size, size), dtype=np.uint8)
+    labels = generator.integers(0, 10, count)
+    return ImageData(
+        train=Split(labels=labels, images=pixels, files=None),
+        test=Split(labels=labels[:64], images=pixels[:64], files=None),
+        class_names=tuple("abcdefghij"),
+        channels=3,
+        image_size=size,
+        mean=(0.5, 0.5, 0.5),
+        std=(0.25, 0.25, 0.25),
+        digest="",
+    )
+
+
+def _spec(case: Case, steps: int, on_gpu: bool) -> Any:
+    from workloads.contract import Execution, Expectation, RunSpec, TrainConfig
+
+    config = TrainConfig(
+        model=case.model,
+        dataset="synthetic",
+        strategy=case.strategy,
+        hardware=f"{'gpu' if on_gpu else 'cpu'}:{case.devices}",
+        cpus=case.devices,
+        steps=steps,
+        batch_size=case.batch_size,
+        precision=case.precision,
+        image_size=case.image_size,
+        eval_every=0,
+        lr=0.01,
+    )
+    return RunSpec(
+        run_id=config.run_id(),
+        label=case.name,
+        experiment="harness",
+        train=config,
+        execution=Execution(checkpoint_every=0, hang_timeout_s=300),
+        expect=Expectation(ranks=case.devices, nodes=1, gpus_per_node=case.devices if on_gpu else 0, cpus_per_rank=1),
+        target="local",
+        data_root="",
+    )
+
+
+def _result(run_id: str) -> Any:
+    from workloads.contract import RunResult, State
+
+    return RunResult(run_id=run_id, attempt=1, state=State.RUNNING)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -275,7 +276,7 @@ def _slowest(mean_s: float, world: Any, folder: Path, name: str) -> float:
 
 @contextlib.contextmanager
 def _ranks(
-    case: Case, gpus: list[int], pairs: int, steps: int, folder: Path
+    case: Case, gpus: list[int], pairs: int, window: int, folder: Path
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """One process a rank, placed as submitit's local mode places them."""
     processes = []
@@ -295,12 +296,13 @@ def _ranks(
             "OMP_NUM_THREADS": "1",
         }
         arguments = json.dumps(
-            {"case": dataclasses.asdict(case), "pairs": pairs, "steps": steps, "folder": str(folder)}
+            {"case": dataclasses.asdict(case), "pairs": pairs, "window": window, "folder": str(folder)}
         )
         process = subprocess.Popen([sys.executable, __file__, "--rank", arguments], env=environment)
         # Neither side shall wander over cores, nor share one with the other rank.
-        slot = (gpus[rank] if gpus else rank) % max(1, len(cores) // 2)
-        os.sched_setaffinity(process.pid, cores[2 * slot : 2 * slot + 2] or cores)
+        share = min(8, len(cores) // case.devices)
+        if share:
+            os.sched_setaffinity(process.pid, cores[rank * share : (rank + 1) * share])
         processes.append(process)
     try:
         yield processes
@@ -311,27 +313,31 @@ def _ranks(
             process.wait()
 
 
-def measure(case: Case, gpus: list[int], pairs: int, steps: int) -> dict[str, Any]:
+def measure(case: Case, gpus: list[int], pairs: int, window: int) -> dict[str, Any]:
     """Run one case and summarise its pairs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with _ranks(case, gpus, pairs, steps, folder) as processes:
+        with _ranks(case, gpus, pairs + WARMUP_PAIRS, window, folder) as processes:
             codes = [process.wait() for process in processes]
         if any(codes):
             return {"case": case.name, "error": f"exit codes {codes}"}
-        rows = json.loads((folder / "times.json").read_text())
-    ratios = [row["engine"] / row["hand"] for row in rows]
+        ranks = [json.loads((folder / f"times.{rank}.json").read_text()) for rank in range(case.devices)]
+    engine, hand = (
+        [max(times) for times in zip(*(r[side] for r in ranks), strict=True)] for side in ("engine", "hand")
+    )
+    engine, hand = engine[WARMUP_PAIRS:], hand[WARMUP_PAIRS:]
+    ratios = [a / b for a, b in zip(engine, hand, strict=True)]
     low, high = _interval(ratios)
     return {
         "case": case.name,
         **dataclasses.asdict(case),
         "batch_size": case.batch_size,
-        "pairs": len(rows),
-        "steps": steps,
-        "engine_step_s": statistics.median(row["engine"] for row in rows),
-        "hand_step_s": statistics.median(row["hand"] for row in rows),
-        "engine_samples_per_s": case.batch_size / statistics.median(row["engine"] for row in rows),
-        "hand_samples_per_s": case.batch_size / statistics.median(row["hand"] for row in rows),
+        "pairs": len(ratios),
+        "window_steps": window,
+        "engine_step_s": statistics.median(engine),
+        "hand_step_s": statistics.median(hand),
+        "engine_samples_per_s": case.batch_size / statistics.median(engine),
+        "hand_samples_per_s": case.batch_size / statistics.median(hand),
         "ratio": statistics.median(ratios),
         "ratio_95": [low, high],
         "within_1_pct": low >= 0.99 and high <= 1.01,
@@ -358,8 +364,8 @@ def _num_gpus() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--window", type=int, default=20, help="steps of one side before the other's turn")
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--output", type=Path)
@@ -367,13 +373,13 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.rank:
         given = json.loads(arguments.rank)
-        rank_main(Case(**given["case"]), given["pairs"], given["steps"], Path(given["folder"]))
+        rank_main(Case(**given["case"]), given["pairs"], given["window"], Path(given["folder"]))
         return
     num_gpus = _num_gpus()
     devices = min(arguments.devices, num_gpus) if num_gpus else arguments.devices
     rows = []
     for case in cases(devices, arguments.only, tiny=not num_gpus):
-        row = measure(case, list(range(case.devices)) if num_gpus else [], arguments.pairs, arguments.steps)
+        row = measure(case, list(range(case.devices)) if num_gpus else [], arguments.pairs, arguments.window)
         rows.append(row)
         if "error" in row:
             print(f"{row['case']}: {row['error']}", flush=True)

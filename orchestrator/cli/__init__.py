@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "query": ("results", "Run a read-only SQL query on the results."),
     "db": ("results", "Look after the database."),
     "data": ("data", "Look after data sets."),
+    "wheel": ("wheels", "Build Horovod for the installed torch, once, and print where the wheel is."),
 }
 """Verb -> (module in this package, one-line help), in the order of use."""
 
@@ -35,14 +36,23 @@ VERBS: dict[str, tuple[str, str]] = {
 class _LazyGroup(TyperGroup):
     """Knows all verbs by name and imports the module of the one that is used."""
 
+    _using = False
+
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 (the base class's signature)
         return list(VERBS)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        self._using = True
+        try:
+            return super().resolve_command(ctx, args)
+        finally:
+            self._using = False
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
             return super().get_command(ctx, cmd_name)
         module_name, summary = VERBS[cmd_name]
-        if sys.argv[1:2] in (["--help"], ["-h"], []):
+        if not self._using:  # a listing: the summary will do
             return TyperCommand(cmd_name, help=summary)
         module = importlib.import_module(f"orchestrator.cli.{module_name}")
         return typer.main.get_group(module.app).commands[cmd_name]

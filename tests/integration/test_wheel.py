@@ -55,8 +55,9 @@ def test_the_wheel_plans_and_collects_without_the_source(tmp_path: Path) -> None
     orchestrate("init", "--study", "demo")
     assert "8 to send" in orchestrate("plan", "--local")
     (work / "experiment.toml").write_text(
-        '[defaults]\nmodel="resnet18"\ndataset="synthetic"\nstrategy="ddp"\nhardware="a100:2"\n'
+        '[matrix]\nmodel="resnet18"\ndataset="synthetic"\nstrategy="ddp"\nhardware="a100:2"\n'
     )
     assert orchestrate("plan", "--cluster", "sol", "--scripts").startswith("#!")
+    (work / "runs").mkdir()
     orchestrate("collect")
     orchestrate("results")

@@ -116,7 +116,7 @@ def test_names_of_any_script_print_under_the_c_locale(tmp_path: Path) -> None:
     """An experiment named in two scripts, planned and printed where the locale knows ASCII only."""
     (tmp_path / "experiment.toml").write_text(
         'name = "résumé-实验 $HOME; it\'s"\n'
-        '[defaults]\nmodel="cnn"\ndataset="digits"\nstrategy="eager"\nhardware="cpu:1"\n',
+        '[matrix]\nmodel="cnn"\ndataset="digits"\nstrategy="eager"\nhardware="cpu:1"\n',
         encoding="utf-8",
     )
     done = _run(tmp_path, "plan", "--local", "--json", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
@@ -128,6 +128,7 @@ def test_a_user_s_own_db_module_does_not_shadow_ours(tmp_path: Path) -> None:
     """The installed script puts no working directory on the path; jobs run with PYTHONSAFEPATH=1."""
     (tmp_path / "db.py").write_text("raise RuntimeError('the wrong db')")
     (tmp_path / "workloads.py").write_text("raise RuntimeError('the wrong workloads')")
+    (tmp_path / "runs").mkdir()
     script = Path(sys.executable).parent / "orchestrate"
     for argv in (["init"], ["plan", "--local"], ["collect"], ["results"]):
         done = subprocess.run([script, *argv], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)

@@ -111,10 +111,11 @@ sys.exit(code)
         (["data", "list"], 0),
         (["cancel", "--all"], 0),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_verbs_work_where_no_framework_can_be_imported(tmp_path: Path, argv: list[str], exit_code: int) -> None:
     """In a subprocess where importing any framework raises, ``plan`` on the demo study and the reading verbs work."""
+    (tmp_path / "runs").mkdir()
     for command in (["init", "--study", "demo"], ["collect"], argv):
         code = BLOCK.format(frameworks=FRAMEWORKS, argv=command)
         done = subprocess.run(
