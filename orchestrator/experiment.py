@@ -1,6 +1,6 @@
 """``experiment.toml`` -> ExperimentSpec: typed, range-checked, every mistake found at once and located.
 
-The grammar, with the order in which it applies to make the cells of the matrix:
+``name``, ``description`` and ``notes`` stand at the top. Then the grammar, in the order in which it makes cells:
 
 1. ``[defaults]``: one value for any training key.
 2. ``[matrix]``, or several ``[[matrix]]``: axes whose product is taken; a single value is an axis of one.

@@ -60,7 +60,7 @@ class PublishedTable(_Figures):
 
 
 class FileTable(Table):
-    name: Text
+    name: Text = "experiment"
     description: str = ""
     notes: Annotated[list[str], BeforeValidator(as_list)] = Field(default_factory=list)
     defaults: Values = Field(default_factory=Values)

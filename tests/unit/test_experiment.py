@@ -395,9 +395,8 @@ def test_a_name_of_several_lines_is_refused(escaped: str, shown: str) -> None:
     assert hint == "write it on one line, without tabs"
 
 
-def test_the_name_is_required() -> None:
-    found = mistakes(GOOD.replace('name = "study"', ""))
-    assert found["experiment.toml"] == ('there is no "name" here', 'add "name"')
+def test_a_file_without_a_name_is_called_experiment() -> None:
+    assert parse(GOOD.replace('name = "study"', "")).name == "experiment"
 
 
 def test_windows_files_are_read(tmp_path: Path) -> None:

@@ -1,0 +1,207 @@
+"""How quickly 40,000 cells become a plan, beside Hydra's compose and ReFrame's listing.
+
+    python benchmarks/plan.py [--cells 40000] [--repeats 5] [--json]
+
+Needs hydra-core and reframe-hpc beside the project. Planning here is what ``orchestrate plan`` does inside Python: the
+file is parsed and checked, cells are excluded with reasons and hashed, half of the runs are in a store that the plan is
+diffed against, and job scripts are rendered; writing the plan file is a row of its own. Peers are measured on samples:
+Hydra composes configurations of the same keys one after another in one process; ReFrame lists two sizes, its rate is
+that of the difference, so that its start-up does not count. Medians over repeats taken in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import cluster, experiment, matrix, planner, resources
+from orchestrator.cli.workspace import Workspace
+from orchestrator.interpreter import Packages
+from workloads.contract import State
+
+CELLS_PER_SEED = 40
+STUDY = """
+name = "many"
+[defaults]
+dataset = "synthetic"
+epochs = 3
+time_limit = "1h"
+[matrix]
+model = ["resnet18", "resnet50"]
+strategy = ["eager", "ddp"]
+hardware = ["a100:1", "a100:2"]
+lr = [0.01, 0.02, 0.05, 0.1, 0.2]
+seed = {seeds}
+[[when]]
+if = {{ strategy = "ddp" }}
+set = {{ batch_size = 256 }}
+[[exclude]]
+match = {{ model = "resnet50", hardware = "a100:2", lr = 0.2 }}
+why = "diverges"
+"""
+HYDRA_CELLS = 50
+REFRAME_CELLS = (100, 500)
+TARGETS = {"hydra": 1000, "reframe": 100}
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """One workspace whose store knows half of the runs."""
+
+    workspace: Workspace
+    profile: cluster.ClusterProfile
+    packages: Packages
+
+    @classmethod
+    def prepare(cls, folder: Path, cells: int) -> Ours:
+        from db import submissions
+        from db.engine import open_store
+
+        text = STUDY.format(seeds=list(range(-(-cells // CELLS_PER_SEED))))
+        (folder / "experiment.toml").write_text(text)
+        workspace = Workspace.at(
+            runs=folder / "runs", database=str(folder / "results.db"), experiment=folder / "experiment.toml"
+        )
+        ours = cls(workspace, cluster.load("sol"), Packages("python", None, "not asked in a benchmark"))
+        plan = ours.plan()
+        known = plan.runs[::2]
+        with open_store(workspace.database) as store:
+            intents = submissions.record_intents(
+                store, workspace.runs, [(plan.spec(run), {}) for run in known], plan.target
+            )
+            submissions.mark_all(
+                store, [submissions.Mark(i.run_id, i.attempt, State.FAILED, reason="program_error") for i in intents]
+            )
+        return ours
+
+    def expand(self) -> None:
+        """The part before the store and the cluster."""
+        spec = experiment.load(self.workspace.experiment)
+        matrix.expand(spec, default_cpus=resources.default_cpus(self.profile))
+
+    def plan(self) -> planner.Plan:
+        """The whole."""
+        from db import queries
+        from db.engine import open_store
+
+        spec = experiment.load(self.workspace.experiment)
+        with open_store(self.workspace.database) as store:
+            records, durations = queries.run_states(store), queries.durations(store)
+        return planner.make(self.workspace, spec, self.profile, None, records, durations, self.packages)
+
+
+def hydra_rate(folder: Path) -> float:
+    """Configurations a second."""
+    from hydra import compose, initialize_config_dir
+
+    (folder / "config.yaml").write_text(
+        "model: cnn\nstrategy: eager\nhardware: a100:1\ndataset: synthetic\nepochs: 3\nlr: 0.1\nseed: 0\n"
+        "batch_size: 128\noptimizer: sgd\nmomentum: 0.9\nweight_decay: 0.0\n"
+    )
+    with initialize_config_dir(str(folder), version_base=None):
+        start = time.perf_counter()
+        for seed in range(HYDRA_CELLS):
+            compose("config", ["model=resnet18", "strategy=ddp", "hardware='a100:2'", "lr=0.2", f"seed={seed}"])
+        return HYDRA_CELLS / (time.perf_counter() - start)
+
+
+def reframe_rate(folder: Path) -> float:
+    """Listed tests a second."""
+    seconds = [_reframe_s(folder, cells) for cells in REFRAME_CELLS]
+    return (REFRAME_CELLS[1] - REFRAME_CELLS[0]) / (seconds[1] - seconds[0])
+
+
+def _reframe_s(folder: Path, cells: int) -> float:
+    checks = folder / f"cells_{cells}.py"
+    checks.write_text(
+        "import reframe as rfm\n"
+        "import reframe.utility.sanity as sn\n"
+        "@rfm.simple_test\n"
+        "class Cell(rfm.RunOnlyRegressionTest):\n"
+        "    valid_systems = ['*']\n"
+        "    valid_prog_environs = ['*']\n"
+        "    executable = 'true'\n"
+        "    model = parameter(['resnet18', 'resnet50'])\n"
+        "    lr = parameter([0.01, 0.02, 0.05, 0.1, 0.2])\n"
+        f"    seed = parameter(range({cells // 10}))\n"
+        "    @sanity_function\n"
+        "    def ok(self):\n"
+        "        return sn.assert_true(True)\n"
+    )
+    reframe = Path(sys.executable).parent / "reframe"
+    start = time.perf_counter()
+    done = subprocess.run(
+        [reframe, "-c", checks, "-l", "--prefix", folder], cwd=folder, check=True, capture_output=True, text=True
+    )
+    seconds = time.perf_counter() - start
+    assert f"Found {cells} check(s)" in done.stdout, done.stdout[-500:]
+    return seconds
+
+
+def _rate(count: int, work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return count / (time.perf_counter() - start)
+
+
+def measure(cells: int, repeats: int) -> dict[str, float]:
+    """Cells a second of each, median over repeats."""
+    rates: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        ours = Ours.prepare(folder, cells)
+        plan = ours.plan()
+        count = len(plan.runs) + len(plan.excluded)
+        told = plan.counts()
+        assert count >= cells and plan.excluded and told[planner.Action.NEW] and told[planner.Action.FAILED]
+        del plan
+        for _ in range(repeats):
+            for label, rate in (
+                ("load and expand", lambda: _rate(count, ours.expand)),
+                ("plan", lambda: _rate(count, ours.plan)),
+                ("plan and write", lambda: _rate(count, lambda: ours.plan().save(folder / "plan.json"))),
+                ("hydra", lambda: hydra_rate(folder)),
+                ("reframe", lambda: reframe_rate(folder)),
+            ):
+                rates.setdefault(label, []).append(rate())
+    return {label: statistics.median(values) for label, values in rates.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=int, default=40_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rates = measure(arguments.cells, arguments.repeats)
+    rows = [
+        {
+            "peer": peer,
+            "ours_per_s": rates["plan"],
+            "peer_per_s": rates[peer],
+            "ratio": rates["plan"] / rates[peer],
+            "target": target,
+            "met": rates["plan"] / rates[peer] >= target,
+        }
+        for peer, target in TARGETS.items()
+    ]
+    if arguments.json:
+        print(json.dumps({"cells": arguments.cells, "cells_per_s": rates, "ratios": rows}, indent=1))
+        return
+    for label, rate in rates.items():
+        print(f"{label:16} {rate:10,.0f} cells/s   {arguments.cells / rate:8.2f} s for {arguments.cells:,}")
+    for row in rows:
+        verdict = "met" if row["met"] else "missed"
+        print(f"plan / {row['peer']:9} {row['ratio']:10,.0f}x   target {row['target']:,}x: {verdict}")
+
+
+if __name__ == "__main__":
+    main()
