@@ -163,14 +163,15 @@ def measure(cells: int, repeats: int) -> dict[str, float]:
         told = plan.counts()
         assert count >= cells and plan.excluded and told[planner.Action.NEW] and told[planner.Action.FAILED]
         del plan
+        kinds: dict[str, Callable[[], float]] = {
+            "load and expand": lambda: _rate(count, ours.expand),
+            "plan": lambda: _rate(count, ours.plan),
+            "plan and write": lambda: _rate(count, lambda: ours.plan().save(folder / "plan.json")),
+            "hydra": lambda: hydra_rate(folder),
+            "reframe": lambda: reframe_rate(folder),
+        }
         for _ in range(repeats):
-            for label, rate in (
-                ("load and expand", lambda: _rate(count, ours.expand)),
-                ("plan", lambda: _rate(count, ours.plan)),
-                ("plan and write", lambda: _rate(count, lambda: ours.plan().save(folder / "plan.json"))),
-                ("hydra", lambda: hydra_rate(folder)),
-                ("reframe", lambda: reframe_rate(folder)),
-            ):
+            for label, rate in kinds.items():
                 rates.setdefault(label, []).append(rate())
     return {label: statistics.median(values) for label, values in rates.items()}
 
