@@ -8,6 +8,7 @@ it writes what it knows and leaves at once, past exit handlers that might wait f
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -24,7 +25,7 @@ from pathlib import Path
 from workloads import provenance, registry
 from workloads.contract import RunResult, State
 from workloads.errors import InputError, JobError, OrchestrateError
-from workloads.job import Events, Interrupted, Job, Orders
+from workloads.job import Events, Interrupted, Job, Orders, say
 from workloads.rundir import AttemptDir, RunDir
 from workloads.watchdog import Pulse
 from workloads.world import World, check, visible_gpus
@@ -77,7 +78,7 @@ def run(run_dir: str, attempt: int) -> None:
         _carry_out(place, folder, world, events, orders, result)
     except Interrupted as order:
         events.write("interrupt", signal=str(order), epoch=result.epochs_done)
-        print(f"told to end by {order}; the last checkpoint stays", file=sys.stderr)
+        say(f"told to end by {order}; the last checkpoint stays")
         _leave(ExitCode.INTERRUPTED)
     except BaseException as error:
         _leave(_fail(error, folder, world, events, orders, result))
@@ -145,10 +146,9 @@ def write_result(folder: AttemptDir, result: RunResult) -> bool:
             return True
         except OSError as error:
             problem = error
-    print(
+    say(
         f"{folder.result}: the result cannot be written: {problem}\n"
-        f"  fix: make room, then orchestrate retry; this is what was measured:\n{json.dumps(short.to_json())}",
-        file=sys.stderr,
+        f"  fix: make room, then orchestrate retry; this is what was measured:\n{json.dumps(short.to_json())}"
     )
     return False
 
@@ -166,7 +166,7 @@ def _fail(
     message = str(error) if isinstance(error, OrchestrateError) else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))
     # What the user did is told in a sentence; a traceback is for what we did.
-    print(f"rank {world.rank}: {message}" if isinstance(error, OrchestrateError) else trace, file=sys.stderr)
+    say(f"rank {world.rank}: {message}" if isinstance(error, OrchestrateError) else trace)
     events.write("error", failure_class=reason, message=message, traceback=trace, rank=world.rank)
     if not folder.result.exists():
         result.state, result.reason, result.ended_at = state, reason, _now()
@@ -202,8 +202,8 @@ def _wait_for_root_cause(folder: AttemptDir, orders: Orders) -> None:
 
 
 def _leave(code: ExitCode) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     os._exit(code)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from dataclasses import dataclass
@@ -13,6 +14,12 @@ from workloads.contract import RunResult, RunSpec
 from workloads.rundir import AttemptDir, EventLog, RunDir
 from workloads.watchdog import Pulse
 from workloads.world import World
+
+
+def say(text: str) -> None:
+    """Tell people through standard error, whose file may lie on the very disk that is full."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 class Interrupted(BaseException):
@@ -58,7 +65,7 @@ class Events(EventLog):
         except OSError as error:
             if not self._complained:
                 self._complained = True
-                print(f"{self._path}: events are being lost: {error}", file=sys.stderr, flush=True)
+                say(f"{self._path}: events are being lost: {error}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

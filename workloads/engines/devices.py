@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from workloads import provenance, world
 from workloads.engines.communication import Communication
 from workloads.errors import WrongHardwareError
-from workloads.job import Job
+from workloads.job import Job, say
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +93,7 @@ def describe_world(job: Job, device: torch.device, communication: Communication)
         threads=torch.get_num_threads(),
     )
     if job.spec.code_digest and job.spec.code_digest != about["code_digest"]:
-        print(
+        say(
             f"the code changed since this run was submitted: {job.spec.code_digest} then, {about['code_digest']} now; "
-            "the result carries the digest of what ran",
-            file=sys.stderr,
-            flush=True,
+            "the result carries the digest of what ran"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from workloads.engines.communication import Communication
 from workloads.engines.devices import choose_device, describe_world
 from workloads.engines.evaluation import evaluate
 from workloads.errors import DatasetError, InputError
-from workloads.job import Job
+from workloads.job import Job, say
 from workloads.loaders import Loader, Shard
 from workloads.strategies.protocol import Strategy, Task
 
@@ -300,7 +299,7 @@ class _Training:
             checkpoint.save(self._job.run.checkpoint, self._job.spec.run_id, state, progress)
         except OSError as error:
             # The numbers can still be had; what is lost is only the way back to here.
-            print(f"no checkpoint after epoch {self._epoch}: {error}", file=sys.stderr, flush=True)
+            say(f"no checkpoint after epoch {self._epoch}: {error}")
         else:
             self._job.events.write("checkpoint", epoch=self._epoch)
 
@@ -330,7 +329,7 @@ class _Training:
         self._communication.gather(None)
         if self._job.world.rank == 0:
             aside = checkpoint.set_aside(path)
-            print(f"checkpoint cannot be used, starting over: {error}\n  kept as {aside}", file=sys.stderr, flush=True)
+            say(f"checkpoint cannot be used, starting over: {error}\n  kept as {aside}")
         self._communication.gather(None)
 
 

@@ -12,17 +12,27 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def _create(name: str, channels: int, classes: int, **more: Any) -> nn.Module:
+def _create(name: str, channels: int, classes: int, image_size: int) -> nn.Module:
     import timm
 
-    model: nn.Module = timm.create_model(name, pretrained=False, in_chans=channels, num_classes=classes, **more)
-    return model
+    def create(**more: Any) -> nn.Module:
+        model: nn.Module = timm.create_model(name, pretrained=False, in_chans=channels, num_classes=classes, **more)
+        return model
+
+    try:
+        return create(img_size=image_size)
+    except TypeError as error:
+        # Convolutional models take any size and know no such argument; transformers must be told.
+        if "img_size" not in str(error):
+            raise
+        return create()
 
 
 def _build(config: TrainConfig, channels: int, classes: int, image_size: int) -> nn.Module:
     import difflib
 
     import timm
+    import torch
 
     from workloads.models.dropout import override
 
@@ -35,15 +45,13 @@ def _build(config: TrainConfig, channels: int, classes: int, image_size: int) ->
             hint=f"nearest: {near}" if near else "timm.list_models() lists them all",
         )
     try:
-        # Convolutional models take any size and know no such argument; transformers must be told.
-        model = _create(name, channels, classes, img_size=image_size)
-    except TypeError as error:
-        if "img_size" not in str(error):
-            raise
-        model = _create(name, channels, classes)
-    except (AssertionError, ValueError) as error:
+        model = _create(name, channels, classes, image_size)
+        # Many accept any size when they are built and fail on the first image: better now than when training starts.
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, channels, image_size, image_size))
+    except (ArithmeticError, AssertionError, RuntimeError, ValueError) as error:
         raise InputError(
-            f"timm/{name} cannot be built for {image_size} px images",
+            f"timm/{name} cannot take {image_size} px images",
             where="experiment.toml: image_size",
             why=str(error),
             hint="set image_size to what the model is made for",

@@ -97,7 +97,7 @@ class Ddp:
             # One message for all layers: hundreds of small ones cost more than the evaluation of a small test set.
             flat = torch.cat([b.reshape(-1) for b in self._statistics])
             distributed.all_reduce(flat)
-            parts = torch.split(flat / self._task.world.size, [b.numel() for b in self._statistics])  # type: ignore[no-untyped-call]
+            parts = torch.split(flat / self._task.world.size, [b.numel() for b in self._statistics])
             for buffer, mean in zip(self._statistics, parts, strict=True):
                 buffer.copy_(mean.view_as(buffer))
 

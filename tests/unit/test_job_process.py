@@ -1,0 +1,172 @@
+"""The process around an engine: orders to end, events and results on a full disk, the pulse, classes of failure."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from workloads import entry
+from workloads.contract import RunResult, State
+from workloads.entry import ExitCode, classify, write_result
+from workloads.errors import DatasetError, InputError, JobError, WrongHardwareError
+from workloads.job import Events, Interrupted, Orders
+from workloads.rundir import AttemptDir, RunDir, read_events, read_json
+from workloads.watchdog import Pulse
+
+RUN_ID = "0123456789abcdef"
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptDir:
+    return RunDir.of(tmp_path, RUN_ID).attempt(1).create()
+
+
+@contextmanager
+def _room(num_bytes: int) -> Iterator[None]:
+    """Files may grow to so many bytes, then writing fails as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def _result() -> RunResult:
+    bulk = [{"class_name": f"class {n}", "precision": 0.5} for n in range(1000)]
+    return RunResult(
+        run_id=RUN_ID,
+        attempt=1,
+        state=State.SUCCEEDED,
+        test_accuracy=0.97,
+        per_class=bulk,
+        provenance={"code_digest": "c0de", "packages_digest": "bac5", "environment": {"A": "x" * 5000}},
+    )
+
+
+def test_on_a_full_disk_the_metrics_come_first(attempt: AttemptDir) -> None:
+    """What does not fit is the bulk: the numbers and the digests that decide on staleness are written."""
+    with _room(8000):
+        assert write_result(attempt, _result())
+    written = attempt.read_result()
+    assert (written.test_accuracy, written.state, written.per_class) == (0.97, "succeeded", [])
+    assert written.provenance == {"code_digest": "c0de", "packages_digest": "bac5"}
+
+
+def test_without_any_room_the_metrics_go_to_stderr(attempt: AttemptDir, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing half-written is left, the text says what to do, and holds what was measured."""
+    with _room(100):
+        assert not write_result(attempt, _result())
+    said = capsys.readouterr().err
+    assert "the result cannot be written" in said and "make room, then orchestrate retry" in said
+    assert json.loads(said.splitlines()[-1])["test_accuracy"] == 0.97
+    assert [p.name for p in attempt.path.iterdir()] == ["job"]
+
+
+def test_a_full_disk_does_not_end_a_run_for_want_of_events(
+    attempt: AttemptDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said once on stderr; later events come again when there is room."""
+    events = Events(attempt.events())
+    events.write("start")
+    with _room(os.path.getsize(attempt.events())):
+        events.write("lost")
+        events.write("lost too")
+    events.write("end")
+    events.close()
+    assert [e["event"] for e in read_events(attempt.events())[0]] == ["start", "end"]
+    assert capsys.readouterr().err.count("events are being lost") == 1
+
+
+def test_a_log_on_the_full_disk_is_no_reason_to_fail(attempt: AttemptDir, capfd: pytest.CaptureFixture[str]) -> None:
+    """Standard error is a file there, too: what cannot be said is not said, and nothing is raised."""
+    with _room(1):
+        assert not write_result(attempt, _result())
+    assert len(capfd.readouterr().err) <= 1
+
+
+def test_orders_end_a_start_at_once_and_training_between_steps() -> None:
+    orders = Orders()
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
+    try:
+        orders.listen()
+        with pytest.raises(Interrupted, match="SIGUSR2"):
+            os.kill(os.getpid(), signal.SIGUSR2)
+        orders.signal, orders.deferred = None, True
+        orders.obey()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            orders.obey()
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            os.kill(os.getpid(), signal.SIGTERM)  # who insists is not kept waiting
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class OutOfMemoryError(RuntimeError):
+    """torch's has this name; torch need not be there."""
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "reason", "code"),
+    [
+        (WrongHardwareError("x"), State.WRONG_HARDWARE, "wrong_hardware", ExitCode.WRONG_HARDWARE),
+        (DatasetError("x"), State.FAILED, "dataset", ExitCode.FAILED),
+        (JobError("x"), State.FAILED, "program_error", ExitCode.FAILED),
+        (InputError("x"), State.FAILED, "input", ExitCode.FAILED),
+        (OutOfMemoryError("CUDA out of memory"), State.OUT_OF_MEMORY, "device_memory", ExitCode.OUT_OF_MEMORY),
+        (RuntimeError("CUDA error: out of memory"), State.OUT_OF_MEMORY, "device_memory", ExitCode.OUT_OF_MEMORY),
+        (MemoryError(), State.OUT_OF_MEMORY, "host_memory", ExitCode.OUT_OF_MEMORY),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+            State.OUT_OF_MEMORY,
+            "host_memory",
+            ExitCode.OUT_OF_MEMORY,
+        ),
+        (
+            RuntimeError("[gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:2"),
+            State.FAILED,
+            "rank_lost",
+            ExitCode.FAILED,
+        ),
+        (ZeroDivisionError("x"), State.FAILED, "program_error", ExitCode.FAILED),
+    ],
+)
+def test_failures_are_classed(error: Exception, state: State, reason: str, code: ExitCode) -> None:
+    assert classify(error) == (state, reason, code)
+
+
+def test_the_pulse_shows_progress_and_leaves_no_trace_of_a_hang(attempt: AttemptDir) -> None:
+    """Phase, place and rate are in the file within seconds; a good end removes the empty file for stacks."""
+    with Pulse(attempt, 2, hang_timeout_s=60) as pulse:
+        pulse.epochs, pulse.steps = 3, 30
+        pulse.beat("train")
+        pulse.step, pulse.samples = 7, 700
+        deadline = time.monotonic() + 5
+        while not (attempt.progress(2).exists() and read_json(attempt.progress(2))["step"] == 7):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        shown = read_json(attempt.progress(2))
+        assert attempt.hang(2).exists()
+    assert (shown["rank"], shown["phase"], shown["epochs"], shown["steps"]) == (2, "train", 3, 30)
+    assert 0 < shown["samples_per_s"] <= 7000
+    assert not attempt.hang(2).exists()
+
+
+def test_a_damaged_spec_is_said_in_a_sentence(attempt: AttemptDir) -> None:
+    """The rank's last words name the file; see ``tests/contract/test_faults.py`` for how ranks end."""
+    place = RunDir.of(attempt.path.parents[3], RUN_ID)
+    place.spec.write_text('{"spec_version": 1, ')
+    world = entry.World.from_environment({})
+    with pytest.raises(JobError, match="the run's spec cannot be read") as caught:
+        entry._carry_out(place, attempt, world, Events(attempt.events()), Orders(), _result())
+    assert str(place.spec) in str(caught.value)

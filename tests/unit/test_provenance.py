@@ -1,0 +1,55 @@
+"""Digests that decide whether a result is stale, and the age of a process."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import workloads
+from workloads import provenance
+
+PRINT_DIGEST = "import workloads.provenance as p; print(p.code_digest())"
+
+
+def _digest_of(folder: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", PRINT_DIGEST], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_code_digest_sees_every_source_and_nothing_else(tmp_path: Path) -> None:
+    """A copy elsewhere has the same digest; a changed line has another; caches and data do not count."""
+    package = tmp_path / "workloads"
+    shutil.copytree(Path(workloads.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    before = _digest_of(tmp_path)
+    assert before == _digest_of(tmp_path)
+    (package / "notes.txt").write_text("x")
+    assert _digest_of(tmp_path) == before
+    with open(package / "models" / "cnn.py", "a") as stream:
+        stream.write("# changed\n")
+    assert _digest_of(tmp_path) != before
+
+
+def test_packages_digest_sees_what_may_change_a_measurement() -> None:
+    versions = {"torch": "2.6.0", "rich": "13.7"}
+    assert provenance.packages_digest(versions) == provenance.packages_digest(versions | {"rich": "14.0"})
+    assert provenance.packages_digest(versions) != provenance.packages_digest(versions | {"torch": "2.6.1"})
+    assert provenance.packages_digest(versions) != provenance.packages_digest(versions | {"timm": "1.0"})
+    assert provenance.canonical_name("Scikit_Learn") == "scikit-learn"
+
+
+def test_what_is_collected_is_evidence() -> None:
+    found = provenance.collect()
+    assert found["code_digest"] == provenance.code_digest()
+    assert found["packages"]["submitit"] and found["python"] and found["cores"] >= 1
+    assert found["git"] is None or len(found["git"]["commit"]) == 40
+
+
+def test_process_age_counts_from_the_start_of_the_interpreter() -> None:
+    """Time before the first line of Python counts too, and the clock runs."""
+    code = "import time; time.sleep(0.5); from workloads.provenance import process_age_s as a; print(a())"
+    started = time.monotonic()
+    age = float(subprocess.check_output([sys.executable, "-c", code], text=True))
+    assert 0.5 <= age <= time.monotonic() - started + 0.02
