@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
-from collections.abc import Sequence
+import socket
+import threading
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -12,11 +15,14 @@ from torch import Tensor, distributed
 from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from workloads import rendezvous
+from workloads.job import say
 from workloads.rundir import AttemptDir
 from workloads.world import Launcher, World
 
 RENDEZVOUS_TIMEOUT_S = 300
 """Ranks on busy file systems import at very different speed."""
+
+ADVICE_AFTER_S = 60
 
 Answer = TypeVar("Answer")
 
@@ -41,16 +47,20 @@ class Communication:
         timeout = datetime.timedelta(seconds=2 * hang_timeout_s) if hang_timeout_s else None
         on_gpu = device.type == "cuda"
         store = _store(world, attempt, hang_timeout_s)
-        distributed.init_process_group(
-            "nccl" if on_gpu else "gloo",
-            store=store,
-            init_method=None if store is not None else "env://",
-            rank=world.rank,
-            world_size=world.size,
-            timeout=timeout,
-            # Binds the communicator to the device now: an early failure, and no guess by barrier().
-            device_id=device if on_gpu else None,
-        )
+        with _advice_when_slow(on_gpu):
+            distributed.init_process_group(
+                "nccl" if on_gpu else "gloo",
+                store=store,
+                init_method=None if store is not None else "env://",
+                rank=world.rank,
+                world_size=world.size,
+                timeout=timeout,
+                # Binds the communicator to the device now: an early failure, and no guess by barrier().
+                device_id=device if on_gpu else None,
+            )
+            self.add(torch.zeros(1, device=device))
+            if on_gpu:
+                torch.cuda.synchronize(device)
         if on_gpu and world.size > 1:
             # Numbers that the host has, such as times, need not queue behind kernels.
             group = distributed.new_group(backend="gloo", timeout=timeout)
@@ -86,6 +96,21 @@ class Communication:
             if self._world.size > 1:
                 distributed.barrier(group=self._host_group)
             distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _advice_when_slow(on_gpu: bool) -> Iterator[None]:
+    """GPUs joined by PCIe can wait for ever for their first message; the watchdog ends that, and this says why."""
+    advice = f"{socket.gethostname()}: the ranks exchanged nothing for {ADVICE_AFTER_S} s"
+    if on_gpu:
+        advice += "; if GPUs of this host are joined by PCIe only, try NCCL_P2P_DISABLE=1 in the job's environment"
+    timer = threading.Timer(ADVICE_AFTER_S, say, (advice,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _store(world: World, attempt: AttemptDir, hang_timeout_s: int) -> Store | None:

@@ -41,12 +41,18 @@ def choose_device(job: Job) -> torch.device:
     device = torch.device("cuda", job.world.local_rank % count)
     torch.cuda.set_device(device)
     world.check(job.world, expect, cpus=len(os.sched_getaffinity(0)), gpus=_torch_gpus())
+    if count < expect.gpus_per_node:
+        say(
+            f"rank {job.world.rank} sees {count} of {expect.gpus_per_node} GPUs: they are bound to tasks, and NCCL may "
+            "then be slow or fail for want of peer access; ask for GPUs by node, not by task"
+        )
     return device
 
 
 def _torch_gpus() -> list[world.Gpu]:
     properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return [world.Gpu(p.name, p.total_memory, str(p.uuid)) for p in properties]
+    # nvidia-smi and CUDA_VISIBLE_DEVICES write the kind in front, torch does not.
+    return [world.Gpu(p.name, p.total_memory, f"{'MIG' if 'MIG' in p.name else 'GPU'}-{p.uuid}") for p in properties]
 
 
 def describe_world(job: Job, device: torch.device, communication: Communication) -> None:
