@@ -49,7 +49,8 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One ``[[matrix]]``: its own axes in file order, its own zips, the zips of the file; the last varies fastest."""
+    """One ``[[matrix]]``: its own axes in file order, then its own zips; the zips of the file before or after them, as
+    the file has it. The last axis varies fastest."""
 
     axes: tuple[Axis, ...]
 
@@ -202,10 +203,12 @@ def _products(file: FileTable, raw: Mapping[str, Any], overridden: Set[str]) -> 
         ]
 
     shared = zips(file.zip, raw.get("zip", []))
+    shared_first = next((key for key in raw if key in {"matrix", "zip"}), "") == "zip"
     products = []
     for table, given in zip(file.matrix, raw["matrix"], strict=True):
         axes = [_axis(table, [key], overridden) for key in given if key in KEYS]
-        products.append(Product((*axes, *zips(table.zip, given.get("zip", [])), *shared)))
+        own = (*axes, *zips(table.zip, given.get("zip", [])))
+        products.append(Product((*shared, *own) if shared_first else (*own, *shared)))
     return tuple(products) if products or not shared else (Product(tuple(shared)),)
 
 

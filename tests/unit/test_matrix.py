@@ -75,6 +75,12 @@ def test_cells_come_in_file_order_with_the_last_axis_fastest() -> None:
     ]
 
 
+def test_a_zip_that_stands_before_the_matrix_varies_slowest() -> None:
+    """So that a file can put all baselines first."""
+    text = '[[zip]]\nstrategy = ["eager", "ddp"]\nhardware = ["cpu:1", "cpu:2"]\n[matrix]\nseed = [0, 1]'
+    assert labels(text) == ["cnn-eager-cpu1-s0", "cnn-eager-cpu1-s1", "cnn-ddp-cpu2-s0", "cnn-ddp-cpu2-s1"]
+
+
 def test_a_cell_has_every_value_where_it_belongs() -> None:
     """Identity in ``train``, limits in ``execution``, options beside the strategy, ``cpus`` resolved."""
     (cell,) = expand(
