@@ -1,0 +1,305 @@
+"""The plan: a diff against the store with reasons, its costs, its checks, and one file that names its sources."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db.queries import Duration, RunRecord
+from orchestrator import cluster, experiment, planner
+from orchestrator.cli.workspace import Workspace
+from orchestrator.errors import InputError
+from orchestrator.executors.machine import Gpu, Machine
+from orchestrator.interpreter import Packages
+from orchestrator.planner import Action
+from workloads import registry
+from workloads.contract import State
+from workloads.provenance import code_digest
+
+ROOT = Path(__file__).parents[2]
+EIGHTEEN = """
+name = "eighteen"
+[defaults]
+dataset = "synthetic"
+[matrix]
+model = ["resnet18", "resnet50", "vit_tiny"]
+strategy = ["eager", "ddp"]
+hardware = ["a100:1", "a100:2", "a30:2"]
+"""
+TWO = """
+[defaults]
+dataset = "digits"
+model = "cnn"
+strategy = "ddp"
+hardware = "cpu:2"
+epochs = 4
+[matrix]
+seed = [0, 1]
+"""
+EVERYTHING = {"torch": "2.6.0", "torchvision": "0.21.0", "timm": "1.0.0", "scikit-learn": "1.5.0", "numpy": "2.0.0"}
+
+
+def _machine(gpus: int = 0, cores: int = 2) -> Machine:
+    devices = tuple(Gpu(i, f"GPU-{i}", "NVIDIA H100 80GB HBM3", 80 << 30) for i in range(gpus))
+    return Machine(gpus=devices, cores=tuple(range(cores)), hostname="here")
+
+
+def _plan(
+    folder: Path,
+    text: str,
+    *,
+    profile: cluster.ClusterProfile | None = None,
+    machine: Machine | None = None,
+    records: dict[str, RunRecord] | None = None,
+    durations: list[Duration] | None = None,
+    packages: dict[str, str] | None = EVERYTHING,
+    data_root: Path | None = None,
+) -> planner.Plan:
+    workspace = Workspace.at(runs=folder / "runs", database=str(folder / "results.db"), data_root=data_root)
+    return planner.make(
+        workspace,
+        experiment.parse(text, "experiment.toml"),
+        profile,
+        machine or _machine(),
+        records or {},
+        durations or [],
+        Packages("python3", packages),
+    )
+
+
+def _record(plan: planner.Plan, index: int, **changes: Any) -> dict[str, RunRecord]:
+    run = plan.runs[index]
+    record = RunRecord(
+        run_id=run.cell.run_id,
+        label=run.cell.label,
+        experiment="e",
+        state=State.SUCCEEDED,
+        attempt=1,
+        reason="",
+        message="",
+        job_id="1",
+        target="local",
+        code_digest=code_digest(),
+        packages_digest=Packages("python3", EVERYTHING).digest,
+        dataset_digest=plan.dataset_digests[run.cell.train.dataset],
+        total_time_s=40.0,
+        gpus=0,
+    )
+    return {record.run_id: dataclasses.replace(record, **changes)}
+
+
+@pytest.fixture
+def sol() -> cluster.ClusterProfile:
+    return cluster.load(ROOT / "cluster.example.toml")
+
+
+def test_eighteen_cells_on_sol(tmp_path: Path, sol: cluster.ClusterProfile) -> None:
+    """One-GPU ddp is valid; eager on pairs is excluded with its reason; three arrays, one for each shape."""
+    plan = _plan(tmp_path, EIGHTEEN, profile=sol)
+    assert len(plan.runs) == 12
+    assert len(plan.excluded) == 6
+    assert {e.fields["strategy"] for e in plan.excluded} == {"eager"}
+    assert {e.fields["hardware"] for e in plan.excluded} == {"a100:2", "a30:2"}
+    assert all("eager trains on one device" in e.why for e in plan.excluded)
+    arrays = plan.to_json()["scripts"]
+    assert sorted(a["runs"] for a in arrays) == [3, 3, 6]
+    assert all(a["text"].startswith("#!/bin/bash\n") for a in arrays)
+    assert plan.gpu_hours.high == 6 * 1 + 3 * 2 + 3 * 2
+    assert plan.gpu_hours.expected is None and "no measured history" in plan.gpu_hours.basis
+
+
+def test_the_json_holds_every_training_field_of_every_run(tmp_path: Path, sol: cluster.ClusterProfile) -> None:
+    data = json.loads(json.dumps(_plan(tmp_path, EIGHTEEN, profile=sol).to_json()))
+    run = data["runs"][0]
+    assert {"run_id", "label", "state", "model", "lr", "epochs", "cpus", "seed", "precision", "loader"} <= set(run)
+    assert {"cell", "rule", "why"} == set(data["excluded"][0])
+    assert {"low", "expected", "high", "basis"} == set(data["gpu_hours"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "action", "why"),
+    [
+        ({}, Action.DONE, "attempt 1"),
+        ({"state": State.RUNNING}, Action.RUNNING, "attempt 1 is running"),
+        ({"state": State.PENDING}, Action.RUNNING, "attempt 1 is pending"),
+        ({"state": State.SUBMITTING}, Action.RUNNING, "attempt 1 is submitting"),
+        ({"state": State.PLANNED, "attempt": 0}, Action.NEW, ""),
+        ({"state": State.TIMEOUT, "attempt": 2}, Action.FAILED, "attempt 2 ended as timeout"),
+        ({"state": State.FAILED, "reason": "hang"}, Action.FAILED, "attempt 1 ended as failed: hang"),
+        ({"code_digest": "other"}, Action.STALE, "code changed since attempt 1"),
+        ({"packages_digest": "other"}, Action.STALE, "packages changed since attempt 1"),
+        ({"dataset_digest": "other"}, Action.STALE, "data set changed since attempt 1"),
+        ({"code_digest": "other", "dataset_digest": "x"}, Action.STALE, "code and data set changed since attempt 1"),
+        ({"code_digest": None}, Action.DONE, "attempt 1"),
+    ],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
+)
+def test_the_store_decides_what_is_to_be_done(
+    tmp_path: Path, changes: dict[str, Any], action: Action, why: str
+) -> None:
+    """Each state of the store, and each source that may have changed, gives its action with the reason in words."""
+    first = _plan(tmp_path, TWO)
+    plan = _plan(tmp_path, TWO, records=_record(first, 0, **changes))
+    assert (plan.runs[0].action, plan.runs[0].why) == (action, why)
+    assert plan.runs[1].action is Action.NEW
+    sent = {run.cell.run_id for run in plan.to_send()}
+    assert (plan.runs[0].cell.run_id in sent) == (action in {Action.NEW, Action.FAILED})
+    assert len(plan.to_send(stale=True)) == len(sent) + (action is Action.STALE)
+
+
+def test_history_gives_an_expectation_and_says_what_it_rests_on(tmp_path: Path) -> None:
+    """Two measured seconds an epoch on one GPU: four epochs of two runs on two GPUs are 8 s x 2 x 2."""
+    text = TWO.replace("cpu:2", "gpu:2")
+    durations = [Duration("cnn", "digits", "ddp", "gpu:2", 10, None, t) for t in (10.0, 30.0)]
+    plan = _plan(tmp_path, text, machine=_machine(gpus=2), durations=durations)
+    hours = plan.gpu_hours
+    assert hours.expected == pytest.approx(2 * 2 * (4 * 2.0) / 3600)
+    assert hours.low == pytest.approx(2 * 2 * (4 * 1.0) / 3600)
+    assert hours.high == pytest.approx(2 * 2 * 1.0)
+    assert hours.basis == "measured history for 2 of 2 runs"
+
+
+def test_a_missing_package_makes_a_cell_unavailable_before_anything_is_sent(tmp_path: Path) -> None:
+    packages = {k: v for k, v in EVERYTHING.items() if k != "torch"}
+    plan = _plan(tmp_path, TWO, packages=packages)
+    assert plan.runs == []
+    assert {(e.rule, e.why) for e in plan.excluded} == {("packages", "not available: python3 has no torch")}
+    assert any("every cell is excluded" in check.what for check in plan.checks)
+
+
+def test_an_interpreter_that_cannot_be_asked_is_said_and_excludes_nothing(tmp_path: Path) -> None:
+    plan = _plan(tmp_path, TWO, packages=None)
+    assert len(plan.runs) == 2
+    assert any("unknown" in check.what and not check.blocking for check in plan.checks)
+
+
+def test_packages_of_another_interpreter_come_from_its_metadata(tmp_path: Path) -> None:
+    """Asked through a process; one that is not there is unknown with its reason."""
+    link = tmp_path / "python"
+    link.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    link.chmod(0o755)
+    assert "pytest" in (Packages.of(str(link)).versions or {})
+    absent = Packages.of(str(tmp_path / "absent"))
+    assert absent.versions is None and "FileNotFoundError" in absent.problem and absent.missing(["torch"]) == []
+
+
+def test_a_missing_data_set_blocks_and_names_the_remedy(tmp_path: Path) -> None:
+    plan = _plan(tmp_path, TWO.replace("digits", "mnist"), data_root=tmp_path)
+    blocking = [check for check in plan.checks if check.blocking]
+    assert blocking and "mnist" in blocking[0].what and "data prepare mnist" in blocking[0].fix
+
+
+def test_data_that_only_the_cluster_sees_is_not_judged_from_here(tmp_path: Path, sol: cluster.ClusterProfile) -> None:
+    text = EIGHTEEN.replace("synthetic", "mnist")
+    plan = _plan(tmp_path, text, profile=sol, data_root=tmp_path / "elsewhere")
+    assert not any(check.blocking for check in plan.checks)
+    assert any("not visible here" in check.what for check in plan.checks)
+
+
+def test_more_gpus_than_any_node_has_are_excluded_with_the_number_there_is(
+    tmp_path: Path, sol: cluster.ClusterProfile
+) -> None:
+    plan = _plan(tmp_path, EIGHTEEN.replace('"a30:2"', '"a30:8"'), profile=sol)
+    reasons = {e.why for e in plan.excluded if e.fields["hardware"] == "a30:8" and e.rule == "hardware"}
+    assert len(reasons) == 1
+    assert "3" in reasons.pop()
+
+
+def test_a_plan_survives_its_file(tmp_path: Path, sol: cluster.ClusterProfile) -> None:
+    """What ``submit`` reads is what ``plan`` made: same runs, specs, scripts and exclusions."""
+    plan = _plan(tmp_path, EIGHTEEN, profile=sol)
+    plan.save(tmp_path / "plan.json")
+    back = planner.read(tmp_path / "plan.json")
+    assert back.to_json() == plan.to_json()
+    assert [back.spec(run) for run in back.runs] == [plan.spec(run) for run in plan.runs]
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"plan_version": 99}', '{"plan_version": 1}'])
+def test_a_foreign_plan_file_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"plan\.json"):
+        planner.read(path)
+
+
+def _current(folder: Path, **changes: Any) -> planner.Plan:
+    workspace = Workspace.at(
+        runs=folder / "runs", database=str(folder / "results.db"), experiment=folder / "experiment.toml"
+    )
+    return planner.current(workspace, **({"local": True, "cluster": None} | changes))
+
+
+def test_a_plan_holds_until_one_of_its_sources_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is used again as it is, and made anew after a change of the experiment, ``--set`` or the target."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiment.toml").write_text(TWO)
+    first = _current(tmp_path)
+    marked = json.loads((tmp_path / "plan.json").read_text())
+    marked["created_at"] = "the first"
+    (tmp_path / "plan.json").write_text(json.dumps(marked))
+    assert _current(tmp_path).created_at == "the first"
+    assert _current(tmp_path, sets=["epochs=2"]).created_at != "the first"
+    assert _current(tmp_path).digests == first.digests
+    (tmp_path / "plan.json").write_text(json.dumps(marked))
+    (tmp_path / "experiment.toml").write_text(TWO + "# a comment\n")
+    assert _current(tmp_path).created_at != "the first"
+    (tmp_path / "plan.json").write_text(json.dumps(marked))
+    assert _current(tmp_path, local=False, cluster=ROOT / "cluster.example.toml").target == "sol"
+
+
+def test_a_comment_or_another_order_plans_nothing_new(tmp_path: Path) -> None:
+    first = _plan(tmp_path, TWO)
+    second = _plan(tmp_path, TWO.replace("[0, 1]", "[1, 0]") + "# a comment\n")
+    assert {run.cell.run_id for run in first.runs} == {run.cell.run_id for run in second.runs}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody who may not write")
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """As an unprivileged user in a read-only folder: one message with a way out, no traceback."""
+    (tmp_path / "experiment.toml").write_text(TWO)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | stat.S_IXOTH | stat.S_IROTH)
+    # Planned once as root, so that all is imported: the interpreter's own folder may be root's alone.
+    code = (
+        "import os, sys; from orchestrator.cli import run; assert run(['plan', '--local']) == 0;"
+        "os.setgid(65534); os.setuid(65534); sys.exit(run(['plan', '--local']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "cannot write the plan file: Permission denied" in done.stderr
+    assert "--runs" in done.stderr
+
+
+def test_blocking_checks_are_found_again_even_when_no_source_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data set may appear without any file of ours changing: such a plan is never taken from the file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiment.toml").write_text(TWO.replace("digits", "mnist"))
+    assert any(check.blocking for check in _current(tmp_path).checks)
+    mnist = registry.datasets()["mnist"]
+    monkeypatch.setitem(registry.datasets(), "mnist", dataclasses.replace(mnist, check=lambda *_: []))
+    assert not any(check.blocking for check in _current(tmp_path).checks)
+
+
+def test_no_cluster_and_no_local_where_sbatch_is_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training on a login node is forbidden at most sites, so it never happens by accident."""
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text("#!/bin/sh\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiment.toml").write_text(TWO)
+    with pytest.raises(InputError) as caught:
+        _current(tmp_path, local=False)
+    assert "--cluster" in caught.value.text() and "--local" in caught.value.text()
