@@ -6,9 +6,9 @@ For each case (model, strategy, precision, batch) one process a GPU runs the eng
 steps it is held up between two steps, and a plain loop does as many steps of the same kind: same model, data on the
 device, order, optimiser, precision and batch. Both are timed by device events with one synchronisation a window; the
 first step of each window, which starts on an idle device, and the first pairs are not counted. A pair's ratio is
-engine / hand-written of the mean step (the slowest rank's); printed are the median over pairs and its bootstrap 95 %
-interval. Turns this short matter: where launches are the limit, two runs of one program differ by 10 %. On a machine
-without GPUs the same runs on CPU, which shows only that the benchmark works.
+engine / hand-written of the window's median step (the slowest rank's); printed are the median over pairs and its
+bootstrap 95 % interval. Turns this short and medians matter: where launches are the limit, a busy host delays single
+steps by 10 % and more. On a machine without GPUs the same runs on CPU, which shows only that the benchmark works.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def cases(devices: int, only: str, tiny: bool) -> list[Case]:
         Case(model, size, per_device, strategy, precision, n)
         for (model, size, per_device), (strategy, n), precision in itertools.product(shapes, ways, precisions)
     ]
-    return [case for case in found if only in case.name]
+    return [case for case in found if any(text in case.name for text in only.split(","))]
 
 
 # --- one rank ---------------------------------------------------------------------------------------------------------
 
 
 def rank_main(case: Case, pairs: int, window: int, folder: Path) -> None:
-    """Run the engine with turns in between; leaves this rank's mean step of each window of both sides."""
+    """Run the engine with turns in between; leaves this rank's median step of each window of both sides."""
     import torch
 
     from workloads import loaders, registry
@@ -117,8 +117,8 @@ def rank_main(case: Case, pairs: int, window: int, folder: Path) -> None:
         )
     steps_s = [t for e in read_events(attempt.events(world.rank))[0] if e["event"] == "steps" for t in e["step_time_s"]]
     windows = [steps_s[i * window : (i + 1) * window] for i in range(pairs)]
-    means = {"engine": [statistics.fmean(w[1:]) for w in windows], "hand": hand[0].means_s}
-    (folder / f"times.{world.rank}.json").write_text(json.dumps(means))
+    times = {"engine": [statistics.median(w[1:]) for w in windows], "hand": hand[0].steps_s}
+    (folder / f"times.{world.rank}.json").write_text(json.dumps(times))
 
 
 class _Turns:
@@ -133,7 +133,7 @@ class _Turns:
 
     def train(self, epoch: int) -> Iterator[Any]:
         for batch in self._loader.train(epoch):
-            if self._step % self._window == 0 and len(self._hand.means_s) < self._pairs:
+            if self._step % self._window == 0 and len(self._hand.steps_s) < self._pairs:
                 self._hand.work(self._window)
             yield batch
             self._step += 1
@@ -171,8 +171,8 @@ class _HandWritten:
         self._shift = torch.full((3, 1, 1), -2.0, device=device)
         self._rank = world.rank
         self._step = 0
-        self.means_s: list[float] = []
-        """Mean step of each window, its first step left out."""
+        self.steps_s: list[float] = []
+        """Median step of each window, its first step left out."""
 
     def work(self, steps: int) -> None:
         """One window."""
@@ -201,10 +201,10 @@ class _HandWritten:
             self._step += 1
         if on_gpu:
             torch.cuda.synchronize()
-            elapsed_s = marks[0].elapsed_time(marks[-1]) / 1e3
+            times_s = [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
         else:
-            elapsed_s = marks[-1] - marks[0]
-        self.means_s.append(elapsed_s / (steps - 1))
+            times_s = [b - a for a, b in itertools.pairwise(marks)]
+        self.steps_s.append(statistics.median(times_s))
 
 
 def _mark(on_gpu: bool) -> Any:
@@ -366,7 +366,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--window", type=int, default=20, help="steps of one side before the other's turn")
-    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--only", default="", help="cases whose name holds one of these texts, separated by commas")
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--rank", help=argparse.SUPPRESS)
