@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from workloads.contract import Execution, Expectation, Hardware, RunSpec, TrainConfig
+from workloads import registry
+from workloads.contract import Execution, Expectation, Hardware, RunSpec, Topology, TrainConfig
 from workloads.rundir import AttemptDir, RunDir, read_events
 
 PROGRAM = """
@@ -60,9 +61,11 @@ class Launcher:
         **train: Any,
     ) -> RunDir:
         """A planned run; ``train`` overrides a small configuration on one CPU rank."""
-        ranks = Hardware.parse(train.get("hardware", "cpu:1")).devices
         small: dict[str, Any] = {"model": "cnn", "dataset": "digits", "strategy": "eager", "hardware": "cpu:1"}
-        config = TrainConfig(**(small | {"cpus": ranks, "batch_size": 32, "epochs": 1} | train))
+        devices = Hardware.parse(train.get("hardware", "cpu:1")).devices
+        config = TrainConfig(**(small | {"cpus": devices, "batch_size": 32, "epochs": 1} | train))
+        strategy = registry.strategies()[config.strategy]
+        ranks = devices if strategy.topology(config.strategy_options) is Topology.PROCESS_PER_DEVICE else 1
         expectation = {"ranks": ranks, "nodes": 1, "gpus_per_node": 0, "cpus_per_rank": 1} | (expect or {})
         spec = RunSpec(
             run_id=config.run_id(),

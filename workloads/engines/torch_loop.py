@@ -279,7 +279,6 @@ class _Training:
         for _ in range(steps):
             self._strategy.train_step(batch)
             self._job.pulse.beat()
-            self._job.orders.obey()
         resident_s, steady_s = self._communication.maximum([self._clock.settle() - started_s, tally.steady_time_s])
         return (steady_s / tally.samples) / (resident_s / (steps * batch.num_global))
 
