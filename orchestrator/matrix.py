@@ -1,9 +1,9 @@
 """ExperimentSpec -> cells: products, conditions, exclusions and duplicates, in a stable order.
 
 Cells come matrix by matrix, then the includes. Axes are taken in file order with the last one fastest: a matrix's own
-keys, then its own zips, and the zips of the file before or after them, wherever they stand. Another order of axes changes
-the order of cells and nothing else. Everything that depends on few keys is worked out once for each combination of them,
-so that 40,000 cells take well under a second.
+keys, then its own zips, and the zips of the file before or after them, wherever they stand. Another order of axes
+changes the order of cells and nothing else. Everything that depends on few keys is worked out once for each
+combination of them, so that 40,000 cells take well under a second.
 
 Keys that mean nothing in a cell are set to their defaults before it is hashed, so that they tell no runs apart:
 ``momentum`` and ``nesterov`` without SGD, ``workers`` without the ``dataloader`` loader, ``epochs`` beside ``steps``.
