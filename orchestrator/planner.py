@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,12 +29,14 @@ from orchestrator.resources import ResourceShape
 from workloads import registry
 from workloads.contract import Execution, RunSpec, State, TrainConfig
 from workloads.provenance import code_digest
-from workloads.rundir import read_json, write_bytes
+from workloads.rundir import write_bytes
 
 if TYPE_CHECKING:
     from db.queries import Duration, RunRecord
     from orchestrator.cluster import ClusterProfile
     from orchestrator.executors.machine import Machine
+
+log = logging.getLogger(__name__)
 
 PLAN_VERSION = 1
 
@@ -197,7 +200,17 @@ class Plan:
             "scripts": [[s.name, tables.index(s.shape), s.text] for s in self.scripts],
             "tables": tables.rows,
         }
-        write_bytes(path, json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
+        # Escaped: paths may hold bytes that are no UTF-8.
+        body = json.dumps(data, allow_nan=False, separators=(",", ":")).encode()[1:]
+        write_bytes(path, _SEAL_START + _seal(body) + body)
+
+
+_SEAL_START = b'{"seal":"'
+
+
+def _seal(body: bytes) -> bytes:
+    """Shows that a plan file is as it was written: an edited one would send runs that are not what their ids say."""
+    return hashlib.sha256(body).hexdigest().encode() + b'",'
 
 
 class _Tables:
@@ -218,11 +231,15 @@ def read(path: Path) -> Plan:
     """Read a plan file.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it was not written by this version, or is damaged.
+        OSError: there is none, or it cannot be read.
+        ValueError: it was not written by this version, is damaged, or was edited.
     """
-    data = read_json(path)
-    if not isinstance(data, dict) or data.get("plan_version") != PLAN_VERSION:
+    content = path.read_bytes()
+    head = len(_SEAL_START) + len(_seal(b""))
+    if content[:head] != _SEAL_START + _seal(content[head:]):
+        raise ValueError(f"{path}: damaged or edited, or not a plan of this version")
+    data = json.loads(content)
+    if data.get("plan_version") != PLAN_VERSION:
         raise ValueError(f"{path}: not a plan of this version")
     try:
         rows = data["tables"]
@@ -354,7 +371,10 @@ def current(
     if not fresh:
         try:
             plan = read(workspace.plan_file)
-        except (FileNotFoundError, ValueError):
+        except FileNotFoundError:
+            plan = None
+        except (OSError, ValueError) as error:
+            log.warning("%s; planning anew", error)
             plan = None
         # Data sets may change without any of these files changing, so a plan that found one wanting is made again.
         if plan is not None and plan.digests == digests and not any(check.blocking for check in plan.checks):

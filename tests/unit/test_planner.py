@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -242,17 +243,49 @@ def test_a_plan_holds_until_one_of_its_sources_changes(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiment.toml").write_text(TWO)
     first = _current(tmp_path)
-    marked = json.loads((tmp_path / "plan.json").read_text())
-    marked["created_at"] = "the first"
-    (tmp_path / "plan.json").write_text(json.dumps(marked))
+    marked = dataclasses.replace(first, created_at="the first")
+    marked.save(tmp_path / "plan.json")
     assert _current(tmp_path).created_at == "the first"
     assert _current(tmp_path, sets=["epochs=2"]).created_at != "the first"
     assert _current(tmp_path).digests == first.digests
-    (tmp_path / "plan.json").write_text(json.dumps(marked))
+    marked.save(tmp_path / "plan.json")
     (tmp_path / "experiment.toml").write_text(TWO + "# a comment\n")
     assert _current(tmp_path).created_at != "the first"
-    (tmp_path / "plan.json").write_text(json.dumps(marked))
+    marked.save(tmp_path / "plan.json")
     assert _current(tmp_path, local=False, cluster=ROOT / "cluster.example.toml").target == "sol"
+
+
+@pytest.mark.parametrize("edit", [lambda plan: plan["runs"][0][6].update(lr=0.9), lambda plan: plan["runs"][0].pop()])
+def test_an_edited_plan_file_is_not_carried_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, edit: Callable[[Any], object]
+) -> None:
+    """Its runs would train something else than their ids say; the plan is made anew, and that is said."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiment.toml").write_text(TWO)
+    first = _current(tmp_path)
+    edited = json.loads((tmp_path / "plan.json").read_text())
+    edit(edited)
+    (tmp_path / "plan.json").write_text(json.dumps(edited, separators=(",", ":")))
+    assert _current(tmp_path).runs == first.runs
+    assert "damaged or edited" in caplog.text and "planning anew" in caplog.text
+
+
+def test_a_folder_in_the_place_of_the_plan_file_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiment.toml").write_text(TWO)
+    (tmp_path / "plan.json").mkdir()
+    with pytest.raises(InputError, match="cannot write the plan file: Is a directory"):
+        _current(tmp_path)
+
+
+def test_a_folder_whose_name_is_no_utf8_is_planned_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also any letter beyond ASCII where the locale is C and UTF-8 mode is off."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9 \n'$x")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "experiment.toml").write_text(TWO)
+    made = _current(folder)
+    assert planner.read(folder / "plan.json").runs_folder == made.runs_folder == folder / "runs"
 
 
 def test_a_comment_or_another_order_plans_nothing_new(tmp_path: Path) -> None:
