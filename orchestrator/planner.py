@@ -451,7 +451,8 @@ class _Shapes:
         assert strategy is not None and model is not None and dataset is not None, (
             "matrix.expand lets no unknown name pass"
         )
-        missing = self._packages.missing([*strategy.packages, *model.packages, *dataset.packages])
+        loaded = [] if strategy.framework == registry.NO_FRAMEWORK else [*model.packages, *dataset.packages]
+        missing = self._packages.missing([*strategy.packages, *loaded])
         if missing:
             return None, "packages", f"not available: {self._packages.python} has no {', '.join(missing)}"
         shape = resources.shape(train, execution, strategy, self._profile, self._machine)

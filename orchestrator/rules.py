@@ -99,6 +99,9 @@ def _options(declaration: StrategyDeclaration, choice: StrategyChoice) -> dict[s
 
 def _first_breach(facts: _Facts) -> Breach | None:
     """Rules in the order in which they help most: hardware before model before batch."""
+    if facts.strategy.framework == registry.NO_FRAMEWORK:
+        why = facts.strategy.refuses(facts.hardware, _options(facts.strategy, facts.choice))
+        return Breach(f"strategy {facts.strategy.name}", why) if why else None
     for rule, why in (
         (
             f"strategy {facts.strategy.name}",

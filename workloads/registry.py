@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from workloads.datasets.images import ImageData
     from workloads.strategies.protocol import Strategy
 
+NO_FRAMEWORK = "none"
+"""The framework of a strategy that loads neither model nor data: any of them goes with it."""
+
 OptionValue = bool | int | float | str | tuple[int, ...]
 Options = Mapping[str, OptionValue]
 
@@ -49,7 +52,7 @@ class StrategyDeclaration:
     summary: str
     """One sentence for ``--help`` and the docs' table."""
     framework: str
-    """``torch`` or ``tensorflow``: which engine runs it."""
+    """``torch``, ``tensorflow`` or :data:`NO_FRAMEWORK`: which engine runs it."""
     topology: Callable[[Options], Topology]
     refuses: Callable[[Hardware, Options], str]
     """Why this strategy cannot run on that hardware; empty when it can."""

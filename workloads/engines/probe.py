@@ -1,4 +1,4 @@
-"""The engine of the strategy ``probe``: looks, meets the other ranks, counts epochs, can fail. Standard library only."""
+"""The engine of the strategy ``probe``: looks, meets the other ranks, counts epochs, can fail. No framework."""
 
 from __future__ import annotations
 
@@ -103,14 +103,16 @@ def _meet(job: Job, own: Sight) -> list[Sight]:
     if world.rank == 0:
         return _host(job, own)
     address, port = rendezvous.find(job.attempt.rendezvous, world, MEET_TIMEOUT_S)
-    with socket.create_connection((address, port), timeout=MEET_TIMEOUT_S) as connection:
-        with connection.makefile("rw", encoding="utf-8") as stream:
-            stream.write(json.dumps([world.rank, asdict(own)]) + "\n")
-            stream.flush()
-            try:
-                return [Sight(**sight) for sight in json.loads(stream.readline())]
-            except (OSError, ValueError) as error:
-                raise JobError(f"rank {world.rank} heard nothing from rank 0: Connection reset by peer") from error
+    with (
+        socket.create_connection((address, port), timeout=MEET_TIMEOUT_S) as connection,
+        connection.makefile("rw", encoding="utf-8") as stream,
+    ):
+        stream.write(json.dumps([world.rank, asdict(own)]) + "\n")
+        stream.flush()
+        try:
+            return [Sight(**sight) for sight in json.loads(stream.readline())]
+        except (OSError, ValueError) as error:
+            raise JobError(f"rank {world.rank} heard nothing from rank 0: Connection reset by peer") from error
 
 
 def _host(job: Job, own: Sight) -> list[Sight]:

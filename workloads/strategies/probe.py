@@ -1,0 +1,43 @@
+"""``probe``: trains nothing. Checks in milliseconds what a cluster gives to a run, and writes a result like any other.
+
+The cluster check: a study of probes goes through the same plan, scripts, queue, ranks and store as a real one, loads no
+framework, no model and no data, and so says within seconds whether devices, cores, rendezvous, checkpoints and results
+work at a site. It can also fail on purpose, to see what that looks like there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workloads.contract import Hardware, Topology
+from workloads.errors import InputError
+from workloads.registry import NO_FRAMEWORK, Option, Options, StrategyDeclaration
+
+FAULTS = ("none", "crash", "hang", "memory", "exit")
+
+
+def _refuses(_hardware: Hardware, _options: Options) -> str:
+    return ""
+
+
+def _create() -> Any:
+    raise InputError("probe trains nothing, so it has no class for a training loop")
+
+
+DECLARATION = StrategyDeclaration(
+    name="probe",
+    summary="Trains nothing: one process a device that checks devices, cores and rendezvous. The cluster check.",
+    framework=NO_FRAMEWORK,
+    topology=lambda _options: Topology.PROCESS_PER_DEVICE,
+    refuses=_refuses,
+    splits_batch=True,
+    packages=(),
+    options=(
+        Option(name="epoch_s", type=float, default=0.0, summary="Seconds that an epoch lasts.", minimum=0.0),
+        Option(name="fault", type=str, default="none", summary="What goes wrong, on purpose.", choices=FAULTS),
+        Option(name="fault_epoch", type=int, default=1, summary="In which epoch, from 1 on.", minimum=1.0),
+        Option(name="fault_rank", type=int, default=0, summary="On which rank.", minimum=0.0),
+    ),
+    batch_norm_treatment="none",
+    create=_create,
+)
