@@ -82,6 +82,10 @@ class ModelDeclaration:
     build: Callable[[TrainConfig, int, int, int], Any]
     """(config, input channels, classes, pixels a side) -> the framework's module, on CPU, initialised from the global
     random state that the engine seeded; dropout already set from ``config.dropout``. Imports the framework."""
+    layers: Callable[[Any], list[Any]] | None = None
+    """(what ``build`` made) -> its layers in order, each fed by the one before, sharing the model's modules; for
+    strategies that cut a model into parts. None: this model cannot be cut. Raises InputError when one member of a family
+    cannot. See ``workloads.models.sequential``."""
     has_batch_norm: bool | None = None
     """None: not known without building it."""
     uses_stem: bool = False

@@ -50,5 +50,6 @@ DECLARATION = ModelDeclaration(
     packages=("torch",),
     image_size=lambda _name, _wished: IMAGE_SIZE,
     build=_build,
+    layers=list,
     has_batch_norm=True,
 )

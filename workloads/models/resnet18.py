@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
+from workloads.models import sequential
 from workloads.registry import ModelDeclaration
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ DECLARATION = ModelDeclaration(
     packages=("torch", "torchvision"),
     image_size=image_size,
     build=lambda config, channels, classes, _size: build("resnet18", config, channels, classes),
+    layers=sequential.of_torchvision,
     has_batch_norm=True,
     uses_stem=True,
 )

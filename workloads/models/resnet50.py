@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from workloads.models import sequential
 from workloads.models.resnet18 import build, image_size
 from workloads.registry import ModelDeclaration
 
@@ -12,6 +13,7 @@ DECLARATION = ModelDeclaration(
     packages=("torch", "torchvision"),
     image_size=image_size,
     build=lambda config, channels, classes, _size: build("resnet50", config, channels, classes),
+    layers=sequential.of_torchvision,
     has_batch_norm=True,
     uses_stem=True,
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import TrainConfig
 from workloads.errors import InputError
+from workloads.models import sequential
 from workloads.registry import ModelDeclaration
 
 if TYPE_CHECKING:
@@ -67,4 +68,5 @@ DECLARATION = ModelDeclaration(
     packages=("torch", "torchvision", "timm"),
     image_size=lambda _name, wished: wished,
     build=_build,
+    layers=sequential.of_timm,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
+from workloads.models import sequential
 from workloads.registry import ModelDeclaration
 
 if TYPE_CHECKING:
@@ -52,5 +53,6 @@ DECLARATION = ModelDeclaration(
     packages=("torch", "torchvision", "timm"),
     image_size=_image_size,
     build=_build,
+    layers=sequential.of_timm,
     has_batch_norm=False,
 )

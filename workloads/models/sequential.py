@@ -1,0 +1,114 @@
+"""A model as a list of layers, each fed by the one before: what pipelines cut. The layers are the model's own modules.
+
+Moving or training a layer moves or trains the model's, and names in a checkpoint stay the model's. In evaluation the
+list computes what the model computes, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from workloads.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def of_torchvision(model: nn.Module) -> list[nn.Module]:
+    """Layers of torchvision's ResNet, VGG and MobileNetV2."""
+    from torch import nn
+    from torchvision.models.mobilenetv2 import MobileNetV2
+    from torchvision.models.resnet import ResNet
+    from torchvision.models.vgg import VGG
+
+    whole: Any = model  # torch types members of a module as anything but what they are
+    if isinstance(model, ResNet):
+        stages = [block for stage in (whole.layer1, whole.layer2, whole.layer3, whole.layer4) for block in stage]
+        return [whole.conv1, whole.bn1, whole.relu, whole.maxpool, *stages, whole.avgpool, nn.Flatten(1), whole.fc]
+    if isinstance(model, VGG):
+        return [*whole.features, whole.avgpool, nn.Flatten(1), *whole.classifier]
+    assert isinstance(model, MobileNetV2), type(model)
+    return [*whole.features, nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten(1), *whole.classifier]
+
+
+def of_timm(model: nn.Module) -> list[nn.Module]:
+    """Layers of timm's VisionTransformer, SwinTransformer and ResNet families.
+
+    Raises:
+        InputError: the model is of another family, whose order of layers is not known.
+    """
+    from timm.models.resnet import ResNet
+    from timm.models.swin_transformer import SwinTransformer
+    from timm.models.vision_transformer import VisionTransformer
+    from torch import nn
+
+    whole: Any = model  # torch types members of a module as anything but what they are
+    if isinstance(model, VisionTransformer):
+        return _of_vit(whole)
+    if isinstance(model, SwinTransformer):
+        stages = [layer for stage in whole.layers for layer in (stage.downsample, *stage.blocks)]
+        return [whole.patch_embed, *stages, whole.norm, whole.head]
+    if isinstance(model, ResNet):
+        stages = [block for stage in (whole.layer1, whole.layer2, whole.layer3, whole.layer4) for block in stage]
+        drop = [nn.Dropout(whole.drop_rate)] if whole.drop_rate else []
+        return [whole.conv1, whole.bn1, whole.act1, whole.maxpool, *stages, whole.global_pool, *drop, whole.fc]
+    raise InputError(
+        f"{type(model).__name__} of timm cannot be cut into layers",
+        where="experiment.toml: model",
+        why="vision transformers, Swin transformers and ResNets of timm can",
+        hint="choose another model, or a strategy that keeps the model whole",
+    )
+
+
+def _of_vit(model: Any) -> list[nn.Module]:
+    from torch import Tensor, nn
+
+    class Part(nn.Module):
+        """Borrows methods of the whole model, with what those read from ``self``, and no other parameters."""
+
+        def __init__(self, *names: str) -> None:
+            super().__init__()
+            for name in names:
+                setattr(self, name, getattr(model, name))
+
+    class Embedding(Part):
+        """From pixels to tokens."""
+
+        def forward(self, x: Tensor) -> Any:
+            patches = self.patch_embed(x)  # type: ignore[operator]
+            return type(model)._pos_embed(self, patches)
+
+    class Pool(Part):
+        """From tokens to features."""
+
+        def forward(self, x: Tensor) -> Any:
+            return type(model).pool(self, x)
+
+    embedding = Embedding(
+        *("patch_embed", "cls_token", "reg_token", "pos_embed", "pos_drop"),
+        *("no_embed_class", "num_prefix_tokens", "dynamic_img_size"),
+    )
+    pool = Pool("attn_pool", "pool_include_prefix", "num_prefix_tokens", "global_pool")
+    return [
+        *(embedding, model.patch_drop, model.norm_pre, *model.blocks),
+        *(model.norm, pool, model.fc_norm, model.head_drop, model.head),
+    ]
+
+
+def cut(layers: Sequence[nn.Module], sizes: Sequence[int]) -> list[nn.Sequential]:
+    """Consecutive parts of so many layers each, fit to stand at the end of a wire.
+
+    The first layer of a part must not write into what it is given: that may be a leaf of the graph, or still in use.
+    """
+    from torch import nn
+
+    assert sum(sizes) == len(layers) and min(sizes) > 0, (sizes, len(layers))
+    parts, start = [], 0
+    for size in sizes:
+        part = nn.Sequential(*layers[start : start + size])
+        if start and getattr(part[0], "inplace", False):
+            part[0].inplace = False  # type: ignore[assignment]
+        parts.append(part)
+        start += size
+    return parts

@@ -1,0 +1,65 @@
+"""``swin_tiny``: timm's Swin-T, with patches and windows that suit the image.
+
+From 128 px up as published: patches of 4 px, windows of 7 x 7 patches. Below, patches of 2 px and windows of 4 x 4: a
+32 px image in patches of 4 px would reach the last stage as a single token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workloads.contract import TrainConfig
+from workloads.models import sequential
+from workloads.registry import ModelDeclaration
+
+if TYPE_CHECKING:
+    from torch import nn
+
+LARGE_PX = 128
+STAGES = 4
+"""Each but the first halves the tokens a side."""
+
+
+def patch_size(image_size: int) -> int:
+    """Pixels a side of a patch."""
+    return 4 if image_size >= LARGE_PX else 2
+
+
+def _image_size(_name: str, wished: int) -> int:
+    step = patch_size(wished) * 2 ** (STAGES - 1)
+    if wished < step or wished % step:
+        raise ValueError(
+            f"swin_tiny cuts {wished} px images into {patch_size(wished)} px patches and halves those three times, and "
+            f"{wished} is no multiple of {step}"
+        )
+    return wished
+
+
+def _build(config: TrainConfig, channels: int, classes: int, image_size: int) -> nn.Module:
+    import timm
+
+    from workloads.models.dropout import override
+
+    model: nn.Module = timm.create_model(
+        "swin_tiny_patch4_window7_224",
+        pretrained=False,
+        patch_size=patch_size(image_size),
+        window_size=7 if image_size >= LARGE_PX else 4,
+        img_size=image_size,
+        in_chans=channels,
+        num_classes=classes,
+    )
+    override(model, config.dropout)
+    return model
+
+
+DECLARATION = ModelDeclaration(
+    name="swin_tiny",
+    summary="timm's Swin-T; patches of 4 px and windows of 7 from 128 px up, else 2 px and 4.",
+    frameworks=("torch",),
+    packages=("torch", "torchvision", "timm"),
+    image_size=_image_size,
+    build=_build,
+    layers=sequential.of_timm,
+    has_batch_norm=False,
+)
