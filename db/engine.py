@@ -26,7 +26,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from db.errors import ForeignStoreError, StoreError
-from db.explain import ANOTHER, BUSY_TIMEOUT_S, cannot_lock, explain, is_missing_table, sqlite_name
+from db.explain import ANOTHER, BUSY_TIMEOUT_S, cannot_lock, explain, sqlite_name
 from db.filesystem import is_local, lock_problem
 from workloads.errors import InputError
 
@@ -132,23 +132,23 @@ def revision(store: Store) -> str | None:
     Raises:
         ForeignStoreError: it holds something else.
     """
+    tables = (
+        "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
+        if store.is_sqlite
+        else "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema() ORDER BY 1"
+    )
     with store.read() as connection:
         try:
-            return str(connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one())  # noqa: S608
+            # Before the version: asked the other way round, tables that another command makes in between look foreign.
+            names = [str(row[0]) for row in connection.execute(text(tables))]
         except DBAPIError as error:
             if sqlite_name(error) == "SQLITE_NOTADB":
                 raise ForeignStoreError(
                     "not an SQLite database; left as it is", where=store.database, hint=ANOTHER
                 ) from error
-            if not is_missing_table(error):
-                raise
-        connection.rollback()
-        tables = (
-            "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
-            if store.is_sqlite
-            else "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema() ORDER BY 1"
-        )
-        names = [str(row[0]) for row in connection.execute(text(tables))]
+            raise
+        if VERSION_TABLE in names:
+            return str(connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one())  # noqa: S608
     if names:
         raise ForeignStoreError(
             f"another program's database; left as it is (its tables: {', '.join(names[:5])})",

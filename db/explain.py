@@ -85,7 +85,3 @@ def cannot_lock(database: str, problem: str) -> StoreError:
 def sqlite_name(error: DBAPIError) -> str:
     """``SQLITE_BUSY`` and the like; empty for another database."""
     return getattr(error.orig, "sqlite_errorname", None) or ""
-
-
-def is_missing_table(error: DBAPIError) -> bool:
-    return "no such table" in str(error.orig) or getattr(error.orig, "sqlstate", None) == "42P01"

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, insert, inspect, select
+from sqlalchemy import Engine, create_engine, event, insert, inspect, select
 
 from db import engine, models
 from db.engine import REVISIONS, Store, open_store, revision
@@ -103,6 +103,24 @@ def test_a_write_takes_the_lock_before_it_reads(database: str, monkeypatch: pyte
             other.write(),
         ):
             pass
+
+
+def test_a_store_that_another_command_makes_while_we_look_is_ours(database: str) -> None:
+    """Between our look at an empty file and our next statement, another one creates the whole schema."""
+    begun = []
+
+    def create_at_the_second(_connection: object) -> None:
+        begun.append(1)
+        if len(begun) == 2:
+            open_store(database).close()
+
+    event.listen(Engine, "begin", create_at_the_second)
+    try:
+        with open_store(database) as store:
+            assert revision(store) == REVISIONS[-1]
+    finally:
+        event.remove(Engine, "begin", create_at_the_second)
+    assert len(begun) > 2
 
 
 def _foreign_sqlite(path: str, table: str) -> None:
