@@ -13,7 +13,11 @@
             exit.json                  how a supervisor (local mode) or the tracker saw the attempt end
             job/                       submitit's folder in local mode: pickles and rank logs
                 supervisor.json        local mode: who started the attempt, created at most once
+                owner.json             Slurm: the job that carries it out, created at most once
     RUNS/jobs/<job id>/                submitit's folder of a Slurm array: pickles and rank logs
+    RUNS/jobs/slurm-<job id>_<i>.out   what the job script itself said
+    RUNS/jobs/orc-<token>/             an array from before its sbatch on (see orchestrator.executors.slurm_records)
+    RUNS/sites/<target>/               a cluster's limits, job scripts and newest answers
     RUNS/queue/                        local mode's queue (see orchestrator.executors.local)
 
 Compute nodes only write here and never open the database.
@@ -37,13 +41,13 @@ from workloads.contract import RUN_ID_DIGITS, RunResult, RunSpec
 _RUN_ID = re.compile(rf"[0-9a-f]{{{RUN_ID_DIGITS}}}")
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
     """Write strict UTF-8 JSON so that a reader sees the old file or the whole new one, also after a power cut.
 
     Raises:
         OSError: the disk is full or the folder is not writable; the old file, if any, is untouched.
     """
-    write_bytes(path, _encoded(json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1)))
+    write_bytes(path, _encoded(json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1)), durable=durable)
 
 
 def _encoded(text: str) -> bytes:
@@ -51,19 +55,26 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Temp file in the same folder, fsync, rename."""
+def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Temp file in the same folder, fsync, rename.
+
+    Args:
+        durable: whether it must outlive a power cut that follows at once.
+    """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)
             stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                os.fsync(stream.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(name)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # a failed write names no file
         raise
 
 
@@ -114,6 +125,11 @@ class AttemptDir:
     def supervisor(self) -> Path:
         """Who started this attempt in local mode; created at most once, so an attempt runs at most once."""
         return self.job_folder / "supervisor.json"
+
+    @property
+    def owner(self) -> Path:
+        """The Slurm job that carries out this attempt; created at most once."""
+        return self.job_folder / "owner.json"
 
     def events(self, rank: int = 0) -> Path:
         return self.path / ("events.jsonl" if rank == 0 else f"events.{rank}.jsonl")
@@ -194,12 +210,19 @@ class RunDir:
         spec = RunSpec.from_json(_mapping(self.spec))
         if spec.run_id != self.run_id:
             raise ValueError(f"{self.spec}: belongs to run {spec.run_id}")
+        if spec.train.run_id() != spec.run_id:
+            raise ValueError(f"{self.spec}: edited: what it says to train is another run than {spec.run_id}")
         return spec
 
 
 def jobs_folder(runs: Path) -> Path:
     """Where submitit keeps the pickles and rank logs of Slurm arrays."""
     return runs / "jobs"
+
+
+def sites_folder(runs: Path) -> Path:
+    """Where what is known of each cluster lies."""
+    return runs / "sites"
 
 
 def queue_folder(runs: Path) -> Path:

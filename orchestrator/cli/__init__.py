@@ -6,7 +6,10 @@ Each module named below binds ``app``, a Typer with its verbs. The one-line help
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -96,16 +99,46 @@ def run(argv: list[str]) -> int:
     """Run one command line and return its exit code: 0 done, 1 failed, 2 bad input, 3 partly done."""
     from workloads.errors import OrchestrateError
 
+    _prepare_streams()
+    try:
+        code = _verb(argv)
+        # Now, while a full disk can still be told: the interpreter's own flush comes too late for that.
+        sys.stdout.flush()
+    except OrchestrateError as error:
+        print(error.text(), file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        if error.errno is None:
+            raise
+        return _unable(error)
+    return code
+
+
+def _verb(argv: list[str]) -> int:
+    try:
+        app(argv, prog_name="orchestrate")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+    return 0
+
+
+def _prepare_streams() -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller; a file opened later would get its number
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115 (stays open)
     for stream in (sys.stdout, sys.stderr):
         # Under LC_ALL=C a run's name may still hold any character.
         reconfigure: Callable[..., Any] | None = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(encoding="utf-8", errors="backslashreplace")
-    try:
-        app(argv, prog_name="orchestrate")
-    except OrchestrateError as error:
-        print(error.text(), file=sys.stderr)
-        return error.exit_code
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
-    return 0
+
+
+def _unable(error: OSError) -> int:
+    """Say what the system refused; nothing more reaches a standard output that cannot be written."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    if error.errno != errno.EPIPE:
+        place = " -> ".join(os.fsdecode(name) for name in (error.filename, error.filename2) if name is not None)
+        fix = "\n  fix: make room and try again" if error.errno in {errno.ENOSPC, errno.EDQUOT} else ""
+        print(f"{place}: {error.strerror}{fix}" if place else f"{error.strerror}{fix}", file=sys.stderr)
+    return 1

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from workloads.errors import InputError
+
 ExperimentOption = Annotated[
     Path, typer.Option("--experiment", "-e", help="The experiment file.", envvar="ORCHESTRATE_EXPERIMENT")
 ]
@@ -56,9 +58,9 @@ class Workspace:
         experiment: Path = DEFAULT_EXPERIMENT,
     ) -> Workspace:
         return cls(
-            runs=_absolute(runs),
-            database=database if "://" in database else str(_absolute(Path(database))),
-            data_root=_absolute(data_root) if data_root is not None else None,
+            runs=_absolute(str(runs), "the runs folder"),
+            database=database if "://" in database else str(_absolute(database, "the database")),
+            data_root=_absolute(str(data_root), "the data folder") if data_root is not None else None,
             experiment=experiment,
         )
 
@@ -68,5 +70,17 @@ class Workspace:
         return self.runs.parent / "plan.json"
 
 
-def _absolute(path: Path) -> Path:
-    return Path(os.path.expandvars(path)).expanduser().resolve()
+def _absolute(given: str, what: str) -> Path:
+    """The resolved path.
+
+    Raises:
+        InputError: it can lead nowhere.
+    """
+    try:
+        return Path(os.path.expandvars(given)).expanduser().resolve()
+    except FileNotFoundError as error:
+        raise InputError("the working directory is gone", hint="cd to a folder that exists") from error
+    # Path's words for an unknown home and, before Python 3.13, for a loop of links.
+    except (OSError, RuntimeError) as error:
+        why = error.strerror or "" if isinstance(error, OSError) else str(error).rstrip(".")
+        raise InputError(f"{what} cannot be found by this name", where=given, why=why) from error

@@ -133,3 +133,63 @@ def test_a_user_s_own_db_module_does_not_shadow_ours(tmp_path: Path) -> None:
     for argv in (["init"], ["plan", "--local"], ["collect"], ["results"]):
         done = subprocess.run([script, *argv], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("option", ["--runs", "--db", "--data"])
+@pytest.mark.parametrize(("given", "why"), [("~nosuchuser/x", "home"), ("loop/x", "loop")])
+def test_a_place_that_cannot_be_found_is_bad_input(tmp_path: Path, option: str, given: str, why: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    done = _run(tmp_path, "plan", "--local", option, given)
+    assert done.returncode == 2
+    assert f"{given}: the " in done.stderr and "cannot be found by this name" in done.stderr
+    assert why in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_working_directory_that_is_gone_is_said(tmp_path: Path) -> None:
+    code = "import os, sys; from orchestrator.cli import run; os.rmdir(os.getcwd()); sys.exit(run(['plan', '--local']))"
+    (tmp_path / "gone").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "gone", capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "the working directory is gone\n  fix: cd to a folder that exists\n",
+    )
+
+
+@pytest.mark.parametrize("argv", ["results --format csv", "results", "results --json", "plan --local", "init --help"])
+def test_output_that_cannot_be_written_fails_with_a_message(tmp_path: Path, argv: str) -> None:
+    """Also what would only be written as the interpreter ends, where Python ignores the error."""
+    _run(tmp_path, "init")
+    (tmp_path / "runs").mkdir()
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestrator", *argv.split()],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "No space left on device\n  fix: make room and try again\n")
+
+
+@pytest.mark.parametrize("argv", ["results", "results --json", "plan --local", "nosuch"])
+def test_closed_standard_streams_change_nothing(tmp_path: Path, argv: str) -> None:
+    """As under ``>&-``, or a cron that closes them: no traceback, and no file of ours becomes standard output."""
+    _run(tmp_path, "init")
+    (tmp_path / "runs").mkdir()
+    with open(tmp_path / "code", "w") as code:
+        shell = f"{shlex.quote(sys.executable)} -m orchestrator {argv} <&- >&- 2>&-; echo $? >&9"
+        subprocess.run(["bash", "-c", f"exec 9>&{code.fileno()}; {shell}"], cwd=tmp_path, pass_fds=[code.fileno()])
+    assert (tmp_path / "code").read_text() == ("2\n" if argv == "nosuch" else "0\n")
+
+
+def test_a_reader_that_left_early_is_no_error_of_ours(tmp_path: Path) -> None:
+    """``orchestrate plan --scripts | head``: silence."""
+    (tmp_path / "experiment.toml").write_text(
+        f'[matrix]\nmodel="cnn"\ndataset="digits"\nstrategy="eager"\nhardware="cpu:1"\nseed={list(range(3000))}\n'
+    )
+    shell = f"{shlex.quote(sys.executable)} -m orchestrator plan --local --json | head -c 1"
+    done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("{", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from workloads.contract import RunResult, State
+from workloads.contract import Execution, Expectation, RunResult, RunSpec, State, TrainConfig
 from workloads.rundir import EventLog, RunDir, read_events, read_json, run_dirs, write_json
 
 RUN_ID = "a9ff36a397d39cd3"
@@ -59,6 +60,40 @@ def test_a_result_of_another_run_or_attempt_is_refused(tmp_path: Path) -> None:
     write_json(attempt.result, RunResult(run_id=RUN_ID, attempt=1, state=State.SUCCEEDED).to_json())
     with pytest.raises(ValueError, match="belongs to run a9ff36a397d39cd3 attempt 1"):
         attempt.read_result()
+
+
+def test_an_edited_spec_is_not_the_run_any_more(tmp_path: Path) -> None:
+    """Its directory would hold what another learning rate learned."""
+    train = TrainConfig(model="cnn", dataset="digits", strategy="eager", hardware="cpu:1", cpus=1)
+    run = RunDir.of(tmp_path, train.run_id())
+    run.path.mkdir(parents=True)
+    spec = RunSpec(
+        run_id=train.run_id(),
+        label="",
+        experiment="",
+        train=train,
+        execution=Execution(),
+        expect=Expectation(ranks=1, nodes=1, gpus_per_node=0, cpus_per_rank=1),
+        target="local",
+        data_root="",
+    )
+    run.write_spec(spec)
+    assert run.read_spec() == spec
+    run.spec.write_text(run.spec.read_text().replace('"lr": 0.05', '"lr": 0.9'))
+    with pytest.raises(ValueError, match="edited: what it says to train is another run than"):
+        run.read_spec()
+
+
+def test_a_failed_write_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system names none when a disk is full, and a temporary one when a folder may not be written."""
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/result\.json'"):
+        write_json(tmp_path / "result.json", {})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_run_dirs_passes_over_foreign_files(tmp_path: Path) -> None:
