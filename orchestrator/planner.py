@@ -23,6 +23,7 @@ from orchestrator import experiment as experiments
 from orchestrator import matrix, render, resources
 from orchestrator.cli.workspace import Workspace
 from orchestrator.errors import InputError
+from orchestrator.executors.slurm_records import Site
 from orchestrator.interpreter import Packages
 from orchestrator.matrix import Cell, Excluded, Matrix
 from orchestrator.resources import ResourceShape
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 class Action(StrEnum):
@@ -115,6 +116,8 @@ class Plan:
     dataset_digests: dict[str, str]
     code_digest: str
     scripts: list[Script] = field(default_factory=list)
+    site: Site | None = None
+    """What submit must know of the cluster; None for this machine."""
     created_at: str = ""
 
     def counts(self) -> Counter[Action]:
@@ -197,6 +200,7 @@ class Plan:
                 for run in self.runs
             ],
             "excluded": [[e.fields, e.rule, e.why] for e in self.excluded],
+            "site": asdict(self.site) if self.site else None,
             "scripts": [[s.name, tables.index(s.shape), s.text] for s in self.scripts],
             "tables": tables.rows,
         }
@@ -264,6 +268,7 @@ def read(path: Path) -> Plan:
             dataset_digests=data["dataset_digests"],
             code_digest=data["code_digest"],
             scripts=[Script(n, shapes[s], t) for n, s, t in data["scripts"]],
+            site=Site.from_json(data["site"]) if data["site"] else None,
             created_at=data["created_at"],
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -327,6 +332,7 @@ def make(
         data_root=workspace.data_root,
         dataset_digests={name: data.digest(name) for name in {run.cell.train.dataset for run in runs}},
         code_digest=code,
+        site=Site.of(profile) if profile is not None else None,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     if profile is not None:
@@ -484,8 +490,17 @@ class _DataSets:
             if declaration.needs_root and self._root is not None and not self._root.exists() and not self._local:
                 found.append(Check(False, f"data set {name}: {self._root} is not visible here, so it was not checked"))
                 continue
-            for problem in declaration.check(self._root, name):
+            problems = declaration.check(self._root, name)
+            for problem in problems:
                 found.append(Check(True, f"data set {name}: {problem.where}: {problem.what}", problem.fix))
+            if declaration.needs_root and not problems and not self.digest(name):
+                found.append(
+                    Check(
+                        False,
+                        f"data set {name} is not prepared, so the first run does that while its devices wait",
+                        f"orchestrate data prepare {name}",
+                    )
+                )
         return found
 
 

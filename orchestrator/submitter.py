@@ -26,15 +26,17 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import tracker
 from orchestrator.errors import InputError, OperationError
 from orchestrator.executors import leases
+from orchestrator.executors.endings import Exit
 from orchestrator.executors.entries import QueueFolder, check_runs_folder, submit_name
-from orchestrator.executors.protocol import Delivery
-from orchestrator.resources import LOCAL
+from orchestrator.executors.protocol import Delivery, Receipt
+from orchestrator.executors.slurm import check_here
+from orchestrator.executors.slurm_records import SiteFolder, shape_key
 from workloads.contract import RunSpec, State
 from workloads.rundir import RunDir, read_json, write_bytes, write_json
 
 if TYPE_CHECKING:
     from db.engine import Store
-    from db.submissions import AttemptRecord
+    from db.submissions import AttemptRecord, Intent
     from orchestrator.cli.workspace import Workspace
     from orchestrator.planner import Plan
 
@@ -60,6 +62,12 @@ class Submitted:
     """Intents of an earlier call that was interrupted."""
     skipped: list[str] = field(default_factory=list)
     """Run ids that somebody else sent meanwhile."""
+    held: int = 0
+    """Runs for which the target has no room now: they stay planned."""
+    refused: list[Receipt] = field(default_factory=list)
+    """What the target did not take, each with its words."""
+    in_doubt: int = 0
+    """Attempts of which nobody knows yet whether the target took them; the next command finds out."""
 
 
 def submit(
@@ -84,6 +92,11 @@ def submit(
             why="; ".join(check.what for check in blocking),
             hint="; ".join(check.fix for check in blocking if check.fix),
         )
+    if plan.site is not None:
+        check_here(plan.site.name)
+        prepare_runs_folder(workspace.runs)
+        scripts = {shape_key(asdict(script.shape)): script.text for script in plan.scripts}
+        SiteFolder(workspace.runs, plan.target).keep(plan.site, scripts)
     wanted = [(plan.spec(run), asdict(run.shape)) for run in plan.to_send(stale=stale)]
     return send(workspace, wanted, plan.target, newest_known=newest_known)
 
@@ -103,37 +116,47 @@ def send(
     carrier = tracker.executor(target, runs)
     if carrier is None:
         raise OperationError(
-            f"this version does not send jobs to {target} by itself",
-            hint="orchestrate plan --scripts prints the job scripts for sbatch; --local runs on this machine",
+            f"nothing is known of the cluster {target} here, so nothing can be sent to it again",
+            where=str(runs),
+            hint=f"orchestrate submit --cluster {target} plans and sends it; --local runs on this machine",
         )
     prepare_runs_folder(runs)
     with open_store(workspace.database) as store, _at_work(runs) as alone:
         tracker.refresh(store, runs)
-        resumed = _resume(store, runs) if alone else []
-        sent: list[Sent] = []
-        if wanted:
-            specs = {spec.run_id: spec for spec, _ in wanted}
+        earlier = _resume(store, runs) if alone else []
+        room = carrier.room() if wanted else None
+        fitting = wanted if room is None else wanted[:room]
+        intents: list[Intent] = []
+        receipts: list[Receipt] = []
+        if fitting:
+            specs = {spec.run_id: spec for spec, _ in fitting}
             outbox = _set_aside(runs, specs)
-            intents = record_intents(store, runs, wanted, target, newest_known=newest_known)
-            sent = [Sent(intent.run_id, intent.attempt, intent.token) for intent in intents]
-            about = {
-                intent.token: {
-                    "submitted_at": intent.submitted_at,
-                    "time_limit_s": specs[intent.run_id].execution.time_limit_s,
-                }
+            intents = record_intents(store, runs, fitting, target, newest_known=newest_known)
+            shapes = {spec.run_id: shape for spec, shape in fitting}
+            recorded = [
+                _Recorded(
+                    Sent(intent.run_id, intent.attempt, intent.token),
+                    specs[intent.run_id],
+                    intent.submitted_at,
+                    shapes[intent.run_id],
+                )
                 for intent in intents
-            }
-            shapes = {spec.run_id: shape for spec, shape in wanted}
-            _hand_over(
-                store,
-                runs,
-                target,
-                [(s, specs[s.run_id], {**about[s.token], "shape": dict(shapes[s.run_id])}) for s in sent],
-            )
+            ]
+            receipts = _hand_over(store, runs, target, recorded)
             os.unlink(outbox)
     carrier.wake()
-    done = {s.run_id for s in (*sent, *resumed)}
-    return Submitted(sent, resumed, [spec.run_id for spec, _ in wanted if spec.run_id not in done])
+    said = {receipt.token: receipt for receipt in receipts}
+    done = [Sent(i.run_id, i.attempt, i.token) for i in intents if said[i.token].state is State.PENDING]
+    touched = {intent.run_id for intent in intents} | {sent.run_id for sent, _ in earlier}
+    every = [*receipts, *(receipt for _, receipt in earlier)]
+    return Submitted(
+        sent=done,
+        resumed=[sent for sent, receipt in earlier if receipt.state is State.PENDING],
+        skipped=[spec.run_id for spec, _ in fitting if spec.run_id not in touched],
+        held=len(wanted) - len(fitting),
+        refused=[receipt for receipt in every if receipt.state is State.FAILED],
+        in_doubt=sum(receipt.state is State.SUBMITTING for receipt in every),
+    )
 
 
 def resume(store: Store, runs: Path) -> list[Sent]:
@@ -143,7 +166,8 @@ def resume(store: Store, runs: Path) -> list[Sent]:
     while a submit is at work: its intents are not interrupted.
     """
     with _at_work(runs) as alone:
-        return _resume(store, runs) if alone else []
+        found = _resume(store, runs, patient=False) if alone else []
+        return [sent for sent, receipt in found if receipt.state is State.PENDING]
 
 
 @contextlib.contextmanager
@@ -157,32 +181,33 @@ def _at_work(runs: Path) -> Iterator[bool]:
             lease.release()
 
 
-def _resume(store: Store, runs: Path) -> list[Sent]:
+def _resume(store: Store, runs: Path, *, patient: bool = True) -> list[tuple[Sent, Receipt]]:
     from db.submissions import Mark, live, mark_all
 
-    left = [record for record in live(store) if record.state is State.SUBMITTING and record.target == LOCAL]
+    left = [record for record in live(store) if record.state is State.SUBMITTING]
     if not left:
         return []
     set_aside = _outbox(runs)
-    found: list[tuple[Sent, RunSpec, Mapping[str, Any]]] = []
+    found: dict[str, list[_Recorded]] = {}
     lost = []
     for record in left:
+        if tracker.executor(record.target, runs) is None:
+            continue
         spec = set_aside.get(record.run_id) or _spec_on_disk(runs, record)
         if spec is None or record.token is None:
             why = "submit was interrupted before its spec was written; orchestrate retry or submit sends it again"
             lost.append(Mark(record.run_id, record.attempt, State.LOST, reason="never_sent", message=why))
             continue
-        about = {
-            "submitted_at": record.submitted_at,
-            "time_limit_s": spec.execution.time_limit_s,
-            "shape": record.shape,
-        }
-        found.append((Sent(record.run_id, record.attempt, record.token), spec, about))
+        sent = Sent(record.run_id, record.attempt, record.token)
+        found.setdefault(record.target, []).append(_Recorded(sent, spec, record.submitted_at, record.shape))
     if lost:
         mark_all(store, lost)
-    _hand_over(store, runs, LOCAL, found)
+    done: list[tuple[Sent, Receipt]] = []
+    for target, attempts in found.items():
+        receipts = {receipt.token: receipt for receipt in _hand_over(store, runs, target, attempts, patient=patient)}
+        done += [(a.sent, receipts[a.sent.token]) for a in attempts]
     _clear_outbox(runs)
-    return [sent for sent, _, _ in found]
+    return done
 
 
 def prepare_runs_folder(runs: Path) -> None:
@@ -213,31 +238,59 @@ def prepare_runs_folder(runs: Path) -> None:
     check_runs_folder(runs)
 
 
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """An attempt whose intent is in the store."""
+
+    sent: Sent
+    spec: RunSpec
+    submitted_at: str | None
+    shape: Mapping[str, Any]
+
+
 def _hand_over(
-    store: Store, runs: Path, target: str, attempts: Sequence[tuple[Sent, RunSpec, Mapping[str, Any]]]
-) -> None:
+    store: Store, runs: Path, target: str, attempts: Sequence[_Recorded], *, patient: bool = True
+) -> list[Receipt]:
     """Write each run's files, then give the attempts to the executor, then say so in the store."""
     from db.submissions import Mark, mark_all
 
     if not attempts:
-        return
+        return []
     deliveries = []
-    for sent, spec, about in attempts:
+    for recorded in attempts:
+        sent, spec = recorded.sent, recorded.spec
         run = RunDir.of(runs, sent.run_id)
         if _spec_of(run) != spec:
             run.write_spec(spec)
         attempt = run.attempt(sent.attempt).create()
         # A supervisor may have put its job id there, when this is done for the second time.
         if not attempt.submission.exists():
-            write_json(
-                attempt.submission,
-                {"token": sent.token, "target": target, "attempt": sent.attempt, "job_id": None, **about},
-            )
-        deliveries.append(Delivery(sent.token, attempt, spec))
+            about = {
+                "token": sent.token,
+                "target": target,
+                "attempt": sent.attempt,
+                "job_id": None,
+                "submitted_at": recorded.submitted_at,
+                "time_limit_s": spec.execution.time_limit_s,
+                "shape": dict(recorded.shape),
+            }
+            write_json(attempt.submission, about)
+        deliveries.append(Delivery(sent.token, attempt, spec, recorded.shape))
     carrier = tracker.executor(target, runs)
     assert carrier is not None, "nothing is recorded for a target that cannot be reached"
-    carrier.send(deliveries)
-    mark_all(store, [Mark(sent.run_id, sent.attempt, State.PENDING, reason="queued") for sent, _, _ in attempts])
+    receipts = carrier.send(deliveries, patient=patient)
+    places = {delivery.token: delivery for delivery in deliveries}
+    marks = []
+    for receipt in receipts:
+        attempt = places[receipt.token].attempt
+        if receipt.state is State.FAILED:
+            Exit(receipt.state, receipt.reason, receipt.message).write(attempt)
+        run_id = places[receipt.token].spec.run_id
+        marks.append(
+            Mark(run_id, attempt.number, receipt.state, receipt.job_id, reason=receipt.reason, message=receipt.message)
+        )
+    mark_all(store, marks)
+    return receipts
 
 
 def _set_aside(runs: Path, specs: Mapping[str, RunSpec]) -> Path:

@@ -1,7 +1,7 @@
 """Witnesses -> state: brings the store up to date with what queues, supervisors and run directories say.
 
-What a witness means is decided by each executor's pure table (``executors.witnesses`` for local mode). An attempt whose
-target has no executor here keeps the state that the store has.
+What a witness means is decided by each executor's pure table: ``executors.witnesses`` for local mode,
+``executors.slurm_states`` for Slurm. An attempt whose target has no executor here keeps the state that the store has.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.executors.local import LocalExecutor
 from orchestrator.executors.protocol import Executor
+from orchestrator.executors.slurm import SlurmCluster
 from orchestrator.resources import LOCAL
 from workloads.contract import State
 from workloads.rundir import AttemptDir, RunDir, read_json
@@ -56,11 +57,16 @@ class RunStatus:
 
 def executor(target: str, runs: Path) -> Executor | None:
     """What carries out attempts of a target; None when nothing here does."""
-    return LocalExecutor(runs) if target == LOCAL else None
+    return LocalExecutor(runs) if target == LOCAL else SlurmCluster.of(runs, target)
 
 
-def refresh(store: Store, runs: Path) -> list[Problem]:
+def refresh(store: Store, runs: Path, *, fresh: bool = False) -> list[Problem]:
     """Take in what ended, then ask the witnesses about every attempt that may still be going on.
+
+    Args:
+        store: open for writing.
+        runs: the runs folder.
+        fresh: ask them anew, even if they were asked a moment ago.
 
     Returns:
         Files that could not be taken in.
@@ -79,7 +85,7 @@ def refresh(store: Store, runs: Path) -> list[Problem]:
             continue
         places = [attempt_dir(runs, record) for record in records]
         asked = [(place, record.token or "", record.state) for place, record in zip(places, records, strict=True)]
-        for record, place, found in zip(records, places, carrier.look(asked), strict=True):
+        for record, place, found in zip(records, places, carrier.look(asked, fresh=fresh), strict=True):
             mark = Mark(
                 record.run_id,
                 record.attempt,

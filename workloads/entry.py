@@ -22,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from pathlib import Path
 
-from workloads import provenance, registry
+from workloads import provenance, registry, slurm_start
 from workloads.contract import RunResult, State
 from workloads.errors import InputError, JobError, OrchestrateError
 from workloads.job import Events, Interrupted, Job, Orders, say
@@ -63,6 +63,9 @@ def run(run_dir: str, attempt: int) -> None:
     orders.listen()
     # Device numbers shall mean the same to nvidia-smi and CUDA where GPUs of several kinds share a node.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if why := slurm_start.claim(folder):
+        say(f"nothing to do: {why}")
+        _leave(ExitCode.SUCCEEDED)
     world = World.from_environment()
     events = Events(folder.events(world.rank))
     result = RunResult(run_id=place.run_id, attempt=attempt, state=State.RUNNING, started_at=_started_at())
@@ -73,6 +76,7 @@ def run(run_dir: str, attempt: int) -> None:
         rank=world.rank,
         argv=sys.argv,
         logs=[_target_of(stream) for stream in (1, 2)],
+        **slurm_start.facts(),
     )
     try:
         _carry_out(place, folder, world, events, orders, result)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.executors.endings import Exit
-from workloads.rundir import AttemptDir, read_events
+from workloads.rundir import AttemptDir, jobs_folder, read_events, read_json
 
 POLL_S = 0.3
 
@@ -69,12 +69,25 @@ def _files(attempt: AttemptDir, wanted: Wanted) -> list[Path]:
 
 
 def _of_rank(attempt: AttemptDir, rank: int) -> list[Path]:
-    """Local mode's files, else those that the rank itself said it writes to."""
-    files = sorted(attempt.logs(rank), key=lambda path: path.suffix != ".out")
+    """Local mode's files, else the Slurm task's, else those that the rank itself said it writes to."""
+    files = attempt.logs(rank) or _of_task(attempt, rank)
     if files:
-        return files
+        return sorted(files, key=lambda path: path.suffix != ".out")
     starts, _ = read_events(attempt.events(rank), 0, "start")
     return [Path(name) for event in starts[-1:] for name in event.get("logs", []) if Path(name).is_file()]
+
+
+def _of_task(attempt: AttemptDir, rank: int) -> list[Path]:
+    """Rank logs of a task of a Slurm array; where there is none, what the job script said."""
+    try:
+        job_id = str(read_json(attempt.submission)["job_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    jobs = jobs_folder(attempt.path.parents[3])
+    ranks = [jobs / job_id.partition("_")[0] / f"{job_id}_{rank}_log.{kind}" for kind in ("out", "err")]
+    found = [path for path in ranks if path.exists()]
+    script = jobs / f"slurm-{job_id}.out"
+    return found or ([script] if rank == 0 and script.exists() else [])
 
 
 def _is_wanted(path: Path, wanted: Wanted) -> bool:

@@ -23,7 +23,7 @@ from orchestrator.cli.workspace import (
     SetOption,
     Workspace,
 )
-from orchestrator.errors import InputError, OperationError, OrchestrateError
+from orchestrator.errors import InputError, OperationError, OrchestrateError, PartlyDoneError
 
 if TYPE_CHECKING:
     from db.engine import Store
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from orchestrator.tracker import RunStatus
 
 app = typer.Typer()
-
-CANCEL_WAIT_S = 20.0
-"""A supervisor needs less to end its run; what takes longer is stuck in the kernel."""
 
 _NAMED = 10
 """How many runs an error lists."""
@@ -82,7 +79,10 @@ def submit(
         typer.echo(_sent(done, plan.target) + (f" ({', '.join(rest)})" if rest else ""))
         if done.sent and not wait:
             output.talk("they go on by themselves; orchestrate status shows them")
-    _then_wait(workspace, [*(s.run_id for s in (*done.sent, *done.resumed)), *done.skipped, *under_way], wait=wait)
+    try:
+        _then_wait(workspace, [*(s.run_id for s in (*done.sent, *done.resumed)), *done.skipped, *under_way], wait=wait)
+    finally:
+        _complain(done)
 
 
 @app.command()
@@ -164,11 +164,14 @@ def cancel(
         if not run.state.live and not every:
             output.talk(f"{run.run_id} {run.label}: {run.state.value} already")
     left = _cancel(workspace, live)
+    ending = [run for run in _refreshed(workspace) if run.run_id in {r.run_id for r in live} and run.state.live]
     typer.echo(f"{len(live) - len(left)} runs cancelled")
+    if ending and not left:
+        output.talk(f"{len(ending)} of them are being ended by Slurm; orchestrate status shows when they are gone")
     if left:
         raise OperationError(
             f"{len(left)} runs have not ended yet: {_list(left)}",
-            why=f"they got SIGKILL and are still there after {CANCEL_WAIT_S:.0f} s",
+            why="they got SIGKILL and are still there",
             hint="orchestrate status shows when they are gone",
         )
 
@@ -204,7 +207,10 @@ def retry(
         return
     done = _send_again(workspace, chosen)
     typer.echo(_sent(done, ""))
-    _then_wait(workspace, [s.run_id for s in done.sent], wait=wait)
+    try:
+        _then_wait(workspace, [s.run_id for s in done.sent], wait=wait)
+    finally:
+        _complain(done)
 
 
 def _refreshed(workspace: Workspace) -> list[RunStatus]:
@@ -224,11 +230,11 @@ def _refreshed(workspace: Workspace) -> list[RunStatus]:
         return tracker.statuses(store, workspace.runs)
 
 
-def _bring_up_to_date(store: Store, runs: Path) -> None:
+def _bring_up_to_date(store: Store, runs: Path, *, fresh: bool = False) -> None:
     from orchestrator import submitter, tracker
     from orchestrator.resources import LOCAL
 
-    for problem in tracker.refresh(store, runs):
+    for problem in tracker.refresh(store, runs, fresh=fresh):
         output.talk(f"left out: {problem.path}: {problem.what}")
     try:
         if resumed := submitter.resume(store, runs):
@@ -299,23 +305,19 @@ def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> list[RunStatus]:
         from db.submissions import live as live_attempts
 
         tokens = {record.run_id: record.token or "" for record in live_attempts(store)}
-        for target in {run.target or "" for run in live}:
+        left: list[RunStatus] = []
+        for target in sorted({run.target or "" for run in live}):
             carrier = tracker.executor(target, workspace.runs)
             if carrier is None:
                 raise OperationError(f"this version cannot cancel jobs of {target}", hint="scancel the job id")
-            carrier.cancel(
-                [
-                    (places[run.run_id], tokens[run.run_id])
-                    for run in live
-                    if run.target == target and run.run_id in tokens
-                ]
-            )
-        deadline = time.monotonic() + CANCEL_WAIT_S
-        left = list(live)
-        while left and time.monotonic() < deadline:
-            left = [run for run in left if Exit.read(places[run.run_id]) is None]
-            time.sleep(0.1 if left else 0)
-        _bring_up_to_date(store, workspace.runs)
+            meant = [run for run in live if run.target == target and run.run_id in tokens]
+            carrier.cancel([(places[run.run_id], tokens[run.run_id]) for run in meant])
+            deadline = time.monotonic() + carrier.cancel_wait_s
+            while meant and time.monotonic() < deadline:
+                meant = [run for run in meant if Exit.read(places[run.run_id]) is None]
+                time.sleep(0.1 if meant else 0)
+            left += meant if carrier.cancel_wait_s else []
+        _bring_up_to_date(store, workspace.runs, fresh=True)
     return left
 
 
@@ -347,7 +349,12 @@ def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
         for target, wanted in by_target.items()
     ]
     return submitter.Submitted(
-        [s for d in done for s in d.sent], [s for d in done for s in d.resumed], [s for d in done for s in d.skipped]
+        sent=[s for d in done for s in d.sent],
+        resumed=[s for d in done for s in d.resumed],
+        skipped=[s for d in done for s in d.skipped],
+        held=sum(d.held for d in done),
+        refused=[r for d in done for r in d.refused],
+        in_doubt=sum(d.in_doubt for d in done),
     )
 
 
@@ -357,7 +364,30 @@ def _sent(done: Submitted, target: str) -> str:
         text += f", {len(done.resumed)} of an interrupted submit"
     if done.skipped:
         text += f", {len(done.skipped)} already sent by another command"
+    if done.held:
+        text += f", {done.held} stay planned until there is room: orchestrate submit again sends them"
     return text
+
+
+def _complain(done: Submitted) -> None:
+    """Say what was not sent.
+
+    Raises:
+        PartlyDoneError: some was sent.
+        OperationError: nothing was.
+    """
+    from orchestrator.executors.slurm import REFUSAL_HINT
+
+    kind = PartlyDoneError if done.sent or done.resumed else OperationError
+    if done.refused:
+        said = dict.fromkeys(receipt.message for receipt in done.refused)
+        raise kind(f"{len(done.refused)} runs were refused by Slurm", why="; ".join(said), hint=REFUSAL_HINT)
+    if done.in_doubt:
+        raise kind(
+            f"{done.in_doubt} runs: Slurm did not say whether it took them",
+            why="it timed out, or cannot be reached",
+            hint="nothing is sent twice: orchestrate submit or status looks for them in the queue by name",
+        )
 
 
 def _then_wait(workspace: Workspace, run_ids: Sequence[str], *, wait: bool) -> None:

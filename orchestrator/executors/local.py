@@ -25,7 +25,7 @@ from orchestrator.executors.entries import (
     queue_name,
 )
 from orchestrator.executors.machine import local_machine
-from orchestrator.executors.protocol import Delivery, Verdict
+from orchestrator.executors.protocol import Delivery, Receipt, Verdict
 from orchestrator.executors.witnesses import LocalView, verdict
 from orchestrator.resources import fitting_gpus
 from workloads.contract import Hardware, State
@@ -37,6 +37,9 @@ QUEUE_START_TIMEOUT_S = 60.0
 class LocalExecutor:
     """Carries out attempts on this machine."""
 
+    cancel_wait_s = 20.0
+    """A supervisor needs less to end its run; what takes longer is stuck in the kernel."""
+
     def __init__(self, runs: Path, *, job: str = DEFAULT_JOB) -> None:
         self._folder = QueueFolder(runs)
         self._job = job
@@ -45,7 +48,11 @@ class LocalExecutor:
     def queue_alive(self) -> bool:
         return leases.held(queue_name(self._folder.runs))
 
-    def send(self, deliveries: Sequence[Delivery]) -> None:
+    def room(self) -> int | None:
+        """The queue takes any number."""
+        return None
+
+    def send(self, deliveries: Sequence[Delivery], *, patient: bool = True) -> list[Receipt]:  # noqa: ARG002
         """Put attempts into the queue, in order. Their directories and specs are in place."""
         self._folder.create()
         machine = local_machine()
@@ -71,6 +78,7 @@ class LocalExecutor:
                 job=self._job,
             )
             self._folder.put(entry)
+        return [Receipt(delivery.token, State.PENDING, reason="queued") for delivery in deliveries]
 
     def wake(self) -> None:
         """Start the queue process when there is work and none runs.
@@ -102,7 +110,7 @@ class LocalExecutor:
         if done.returncode != 0:
             raise CommandError(argv, done.returncode, done.stdout, done.stderr)
 
-    def look(self, attempts: Iterable[tuple[AttemptDir, str, State]]) -> list[Verdict]:
+    def look(self, attempts: Iterable[tuple[AttemptDir, str, State]], *, fresh: bool = False) -> list[Verdict]:  # noqa: ARG002
         """The state of each attempt; a lost one gets its ``exit.json`` here, as nobody else is left to write it."""
         wanted = list(attempts)
         verdicts = self._verdicts(wanted)

@@ -6,9 +6,9 @@ executor sees to the latter by the attempt's token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from workloads.contract import RunSpec, State
 from workloads.rundir import AttemptDir
@@ -21,6 +21,20 @@ class Delivery:
     token: str
     attempt: AttemptDir
     spec: RunSpec
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    """Its resource shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of one delivery."""
+
+    token: str
+    state: State
+    """``pending``; ``submitting`` while nobody can say; ``failed`` when it was refused."""
+    job_id: str | None = None
+    reason: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +51,25 @@ class Verdict:
 class Executor(Protocol):
     """One way of carrying out attempts."""
 
-    def send(self, deliveries: Sequence[Delivery]) -> None:
-        """Hand attempts over, in order. One that was handed over before does no harm."""
+    cancel_wait_s: float
+    """How long it takes at most until an attempt whose end was asked for has ended; 0 does not wait."""
 
-    def look(self, attempts: Iterable[tuple[AttemptDir, str, State]]) -> list[Verdict]:
-        """What is known now of each attempt, given as directory, token and the state that the store has."""
+    def room(self) -> int | None:
+        """How many attempts are taken now; None when there is no limit."""
+
+    def send(self, deliveries: Sequence[Delivery], *, patient: bool = True) -> list[Receipt]:
+        """Hand attempts over, in order. One that was handed over before does no harm.
+
+        Args:
+            patient: wait for word of an earlier delivery that is in doubt.
+        """
+
+    def look(self, attempts: Iterable[tuple[AttemptDir, str, State]], *, fresh: bool = False) -> list[Verdict]:
+        """What is known now of each attempt, given as directory, token and the state that the store has.
+
+        Args:
+            fresh: do not rest on what was heard a moment ago.
+        """
 
     def cancel(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
         """Ask for an end of attempts, given as directory and token; one that has ended stays as it is."""

@@ -40,6 +40,11 @@ job="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
 folder=/scratch/me/study/runs/jobs/"$job"
 mkdir -p -- "$folder" || fail 93 "cannot make $folder: is it on a disk that compute nodes see?"
 log="$folder/$job${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+# What to run lies under the job's name until submit knows its number, and stays there if submit was stopped before that.
+call=/scratch/me/study/runs/jobs/"$SLURM_JOB_NAME/$SLURM_ARRAY_TASK_ID.pkl"
+if [ -e "$call" ] && [ ! -e "${log}_submitted.pkl" ]; then
+    cp -- "$call" "$log.call" && mv -- "$log.call" "${log}_submitted.pkl"
+fi
 rank=("$python" -u -m submitit.core._submit "$folder")
 
 srun --nodes=1 --ntasks=2 --ntasks-per-node=2 --cpus-per-task=16 --kill-on-bad-exit=1 --wait=60 --unbuffered \

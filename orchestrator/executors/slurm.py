@@ -1,0 +1,433 @@
+"""A Slurm cluster as the login side sees it: send arrays, look at them, ask for their end.
+
+Every command may be killed between any two lines here. What makes up for that is the order in ``_send_array``:
+
+    1. the record of the array, with its token and what each index stands for, is on disk
+    2. the calls and the script are on disk under the token
+    3. ``sbatch``, the token being the job's name
+    4. the job's number goes into the record, then into each attempt's ``submission.json``
+
+A record without a number is an array that Slurm may or may not have: it is looked for by name, and adopted. Only when
+Slurm has answered for a while that it knows no such job is the record discarded, and its tasks go out anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import shutil
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import OperationError
+from orchestrator.executors import leases, slurm_commands, slurm_queries
+from orchestrator.executors.endings import Exit, first_failure, hung_ranks, own_result
+from orchestrator.executors.entries import submit_name
+from orchestrator.executors.protocol import Delivery, Receipt, Verdict
+from orchestrator.executors.slurm_queries import Newest, Seen, SeenArray
+from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, Task, shape_key
+from orchestrator.executors.slurm_states import Phase, Witnesses, verdict
+from orchestrator.quantities import format_memory
+from workloads.contract import State
+from workloads.rundir import AttemptDir, RunDir, jobs_folder, read_events, read_json, write_json
+
+log = logging.getLogger(__name__)
+
+ADOPTION_GRACE_S = 20.0
+"""An array that Slurm does not list for so long was not accepted: twice the time that its messages may take."""
+ADOPTION_POLL_S = 2.0
+CANCELS_PER_CALL = 200
+_LOG_TAIL_BYTES = 4096
+_MEMORY_LIMIT = re.compile(
+    r"oom.kill|out.of.memory|exceeded (job |step )?memory limit|memory limit .*being killed", re.I
+)
+
+_NO_SBATCH = "submit did not finish, and there is no sbatch here; orchestrate submit on a login node goes on with it"
+
+REFUSAL_HINT = (
+    "the site says no more than that; check, in the cluster file: max_submit (jobs you may have queued), time_limit "
+    "against the queue's max_time, the pair of partition and qos, the type of GPU, the account"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an attempt is among the arrays."""
+
+    record: ArrayRecord
+    index: int
+
+
+class SlurmCluster:
+    """Carries out attempts on a cluster."""
+
+    cancel_wait_s = 0.0
+    """Ended jobs are seen at the next poll; nobody waits for that."""
+
+    def __init__(self, runs: Path, site: Site) -> None:
+        self._runs = runs
+        self._site = site
+        self._folder = SiteFolder(runs, site.name)
+        self._arrays = ArrayFolder(runs)
+
+    @classmethod
+    def of(cls, runs: Path, target: str) -> SlurmCluster | None:
+        """None when nothing was ever sent to this target from here."""
+        site = SiteFolder(runs, target).site()
+        return None if site is None else cls(runs, site)
+
+    def room(self) -> int | None:
+        """How many attempts the site takes now; None when it sets no limit, or does not tell."""
+        if not self._site.max_submit:
+            return None
+        queued = slurm_queries.num_queued()
+        if queued is None:
+            return None
+        on_the_way = sum(len(record.tasks) for record in self._arrays.open(self._site.name) if record.job_id is None)
+        return max(0, self._site.max_submit - queued - on_the_way)
+
+    def wake(self) -> None:
+        """Slurm needs no waking."""
+
+    def send(self, deliveries: Sequence[Delivery], *, patient: bool = True) -> list[Receipt]:
+        """Send attempts as arrays, one for each resource shape and chunk; those sent before are looked for first.
+
+        Args:
+            patient: wait for word of an array that Slurm may or may not have.
+        """
+        if shutil.which("sbatch") is None:
+            return [Receipt(d.token, State.SUBMITTING, reason="interrupted", message=_NO_SBATCH) for d in deliveries]
+        if leaking := slurm_commands.leaking():
+            log.warning("not passed on to sbatch: %s", ", ".join(leaking))
+        receipts: list[Receipt] = []
+        places = self._places()
+        earlier = {places[d.token].record.name: places[d.token].record for d in deliveries if d.token in places}
+        for record in earlier.values():
+            receipts += self._settle(record, patient=patient)
+        places = self._places()
+        fresh = [d for d in deliveries if d.token not in places]
+        for chunk in self._chunks(fresh):
+            if receipts and receipts[-1].state is State.SUBMITTING:
+                # Slurm does not answer, so the next command goes on from here.
+                receipts += [Receipt(d.token, State.SUBMITTING, reason="interrupted") for d in chunk]
+                continue
+            receipts += self._send_array(chunk, patient=patient)
+        wanted = {d.token for d in deliveries}
+        return [receipt for receipt in receipts if receipt.token in wanted]
+
+    def look(self, attempts: Iterable[tuple[AttemptDir, str, State]], *, fresh: bool = False) -> list[Verdict]:
+        """The state of each attempt. What ended without a result gets its ``exit.json`` here."""
+        wanted = list(attempts)
+        records = list(self._arrays.open(self._site.name))
+        places = _index(records)
+        tokens = {token for _, token, _ in wanted}
+        concerned = [record for record in records if any(task.token in tokens for task in record.tasks)]
+        newest = slurm_queries.poll(self._folder, self._site, concerned, fresh=fresh)
+        if not leases.held(submit_name(self._runs)):
+            unfinished = {token for _, token, recorded in wanted if recorded is State.SUBMITTING}
+            self._adopt_seen(newest, concerned, unfinished)
+        places = _index(self._arrays.open(self._site.name))
+        submit_alive = leases.held(submit_name(self._runs))
+        verdicts = []
+        for attempt, token, recorded in wanted:
+            witnesses = self._witnesses(attempt, token, recorded, places.get(token), newest)
+            found = verdict(replace(witnesses, submit_alive=submit_alive))
+            if not found.state.live and found.state is not State.SUCCEEDED and witnesses.exit is None:
+                Exit(found.state, found.reason, found.message).write(attempt)
+            verdicts.append(found)
+        newest.over_since = {t: at for t, at in newest.over_since.items() if t in tokens}
+        newest.write(self._folder)
+        self._close_ended(concerned)
+        return verdicts
+
+    def cancel(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
+        """Ask for the end of attempts, many with one ``scancel``; nobody else's job is touched.
+
+        Raises:
+            CommandError: ``scancel`` failed; what it was asked to end may go on.
+        """
+        places = self._places()
+        ids = []
+        for attempt, token in attempts:
+            place = places.get(token)
+            if place is not None:
+                self._arrays.ask_cancel(place.record, place.index)
+            if place is not None and place.record.job_id is not None:
+                ids.append((place, f"{place.record.job_id}_{place.index}"))
+            elif Exit.read(attempt) is None:
+                # It may still come to Slurm; the job itself then finds this and does nothing.
+                attempt.create()
+                Exit(State.CANCELLED, "cancelled", "stopped by orchestrate cancel before it was sent").write(attempt)
+        for batch in slurm_commands.batches([job_id for _, job_id in ids], CANCELS_PER_CALL):
+            answer = slurm_commands.run("scancel", *batch)
+            if not answer.ok and not _only_ended(answer.text):
+                raise answer.error(hint="nothing was changed here; orchestrate cancel asks again")
+
+    # --- sending ---
+
+    def _places(self) -> dict[str, _Place]:
+        return _index(self._arrays.open(self._site.name))
+
+    def _chunks(self, deliveries: Sequence[Delivery]) -> Iterator[list[Delivery]]:
+        """Runs of one shape together, never more than an array may have; indices begin at 0 in each."""
+        by_shape: dict[str, list[Delivery]] = {}
+        for delivery in deliveries:
+            by_shape.setdefault(shape_key(delivery.shape), []).append(delivery)
+        most = self._site.array_index_max + 1
+        if self._site.max_submit:
+            most = min(most, self._site.max_submit)
+        for group in by_shape.values():
+            for start in range(0, len(group), most):
+                yield group[start : start + most]
+
+    def _send_array(self, chunk: Sequence[Delivery], *, patient: bool) -> list[Receipt]:
+        from orchestrator.executors import slurm_array
+        from orchestrator.executors.slurm_array import Fate, Parcel, SubmissionError
+        from workloads.entry import run
+
+        script = self._folder.script(chunk[0].shape)
+        if script is None:
+            what = f"no job script of this shape is kept for {self._site.name}; orchestrate submit plans and sends it"
+            return [Receipt(d.token, State.FAILED, reason="no_script", message=what) for d in chunk]
+        tasks = [Task(d.spec.run_id, d.attempt.number, d.token) for d in chunk]
+        # Slurm opens a job's output before its script can make a folder, and fails the job where there is none.
+        jobs_folder(self._runs).mkdir(parents=True, exist_ok=True)
+        record = self._arrays.write(ArrayRecord.new(self._site.name, tasks))
+        spec = chunk[0].spec
+        parcel = Parcel(
+            script=script,
+            name=record.name,
+            staging=self._arrays.of(record),
+            num_ranks=spec.expect.ranks,
+            parallel=self._site.array_parallel,
+            minutes=-(-spec.execution.time_limit_s // 60),
+        )
+        calls = [(str(RunDir.of(self._runs, task.run_id).path), task.attempt) for task in tasks]
+
+        def accepted(job_id: str) -> None:
+            nonlocal record
+            record = self._arrays.write(replace(record, job_id=job_id))
+
+        try:
+            slurm_array.send(jobs_folder(self._runs), parcel, run, calls, on_accepted=accepted)
+        except SubmissionError as error:
+            if error.fate is Fate.REFUSED:
+                self._arrays.discard(record)
+                said = error.answer.text or f"sbatch ended with exit code {error.answer.exit_code} and said nothing"
+                return [Receipt(t.token, State.FAILED, reason="refused", message=said) for t in tasks]
+            log.warning("sbatch did not say whether it took %s: %s", record.name, error.answer.text)
+            return self._settle(record, patient=patient)
+        return self._sent(record)
+
+    def _sent(self, record: ArrayRecord) -> list[Receipt]:
+        """Tell every attempt its job's number."""
+        for index, task in enumerate(record.tasks):
+            attempt = task.directory(self._runs)
+            job_id = f"{record.job_id}_{index}"
+            submission = _object(attempt.submission)
+            if submission.get("job_id") != job_id:
+                attempt.create()
+                known = {"token": task.token, "target": record.target, "attempt": task.attempt}
+                write_json(attempt.submission, {**known, **submission, "job_id": job_id}, durable=False)
+        return [
+            Receipt(task.token, State.PENDING, job_id=f"{record.job_id}_{index}", reason="queued")
+            for index, task in enumerate(record.tasks)
+        ]
+
+    def _settle(self, record: ArrayRecord, *, patient: bool) -> list[Receipt]:
+        """Find out what became of an array: it is adopted, or discarded, or in doubt until the next command."""
+        while record.job_id is None:
+            found = slurm_queries.find(self._folder, self._site, record)
+            found = found or self._told_by_itself(record)
+            if found:
+                return self._adopt(record, found)
+            if found is not None:
+                record = self._arrays.missed(record)
+                if time.time() - (record.missed_at or time.time()) >= ADOPTION_GRACE_S:
+                    self._arrays.discard(record)
+                    return []
+            if not patient or found is None:
+                return [
+                    Receipt(task.token, State.SUBMITTING, reason="in_doubt", message="Slurm may or may not have it")
+                    for task in record.tasks
+                ]
+            time.sleep(min(ADOPTION_POLL_S, ADOPTION_GRACE_S / 4))
+        return self._adopt(record, [record.job_id])
+
+    def _told_by_itself(self, record: ArrayRecord) -> list[str] | None:
+        """The number of the job, from a task that has started; None when none has said so, like no answer at all."""
+        for task in record.tasks:
+            owner = _object(task.directory(self._runs).owner)
+            if owner.get("job_name") == record.name:
+                return [str(owner.get("job_id", "")).partition("_")[0]]
+        return None
+
+    def _adopt(self, record: ArrayRecord, job_ids: Sequence[str]) -> list[Receipt]:
+        from orchestrator.executors import slurm_array
+        from orchestrator.executors.slurm_array import Parcel
+
+        if record.job_id is None:
+            record = self._arrays.write(replace(record, job_id=job_ids[0]))
+        for other in job_ids[1:]:
+            log.warning("job %s is a second one of %s: cancelled", other, record.name)
+            slurm_commands.run("scancel", f"--name={record.name}", other)
+        staging = self._arrays.of(record)
+        parcel = Parcel(script="", name=record.name, staging=staging, num_ranks=1, parallel=0, minutes=1)
+        assert record.job_id is not None
+        slurm_array.name_calls(jobs_folder(self._runs) / "%A", parcel, record.job_id, len(record.tasks))
+        return self._sent(record)
+
+    # --- looking ---
+
+    def _adopt_seen(self, newest: Newest, records: Sequence[ArrayRecord], unfinished: Collection[str]) -> None:
+        """Go on where a submit was interrupted after ``sbatch``: the array is in the queue, or its number is known."""
+        for record in records:
+            if not any(task.token in unfinished for task in record.tasks):
+                continue
+            seen = newest.arrays.get(record.name, SeenArray())
+            if job_ids := [record.job_id] if record.job_id else seen.job_ids:
+                self._adopt(record, job_ids)
+
+    def _witnesses(
+        self, attempt: AttemptDir, token: str, recorded: State, place: _Place | None, newest: Newest
+    ) -> Witnesses:
+        result = own_result(attempt)
+        said = None if result is None else Verdict(State(result.state), result.reason, result.message)
+        ended = Exit.read(attempt)
+        if place is None or ended is not None or (said is not None and said.state is State.SUCCEEDED):
+            sent = recorded is not State.SUBMITTING or place is not None
+            return Witnesses(recorded=recorded, phase=Phase.UNKNOWN, result=said, exit=ended, sent=sent)
+        record, index = place.record, place.index
+        array = newest.arrays.get(record.name, SeenArray())
+        seen = array.tasks.get(index)
+        phase = self._phase(record, seen, newest)
+        over_s = _over_s(newest, token, phase)
+        life_at = _last_sign_of_life(attempt)
+        started = life_at is not None or self._script_log(record, index).exists()
+        witnesses = Witnesses(
+            recorded=recorded,
+            phase=phase,
+            state=seen.state if seen else "",
+            reason=seen.reason if seen else "",
+            result=said,
+            started=started,
+            started_since=life_at is not None and life_at > newest.heard_at,
+            silent_s=None if life_at is None else time.time() - life_at,
+            over_s=over_s,
+            array_known=bool(array.job_ids),
+            sent=record.job_id is not None,
+            requeue=self._site.requeue,
+            cancelling=self._arrays.is_cancelled(record, index),
+            node=seen.node if seen else "",
+        )
+        if phase in {Phase.ENDED, Phase.ABSENT}:
+            return self._with_last_words(witnesses, attempt, record, index, seen)
+        return witnesses
+
+    def _phase(self, record: ArrayRecord, seen: Seen | None, newest: Newest) -> Phase:
+        if seen is not None:
+            return seen.phase
+        # An answer from before it was sent says nothing, nor does one that is not whole.
+        heard_after = newest.heard_at > record.asked_at and not newest.problem and not newest.accounting_failed
+        return Phase.ABSENT if heard_after else Phase.UNKNOWN
+
+    def _with_last_words(
+        self, witnesses: Witnesses, attempt: AttemptDir, record: ArrayRecord, index: int, seen: Seen | None
+    ) -> Witnesses:
+        """What is looked at only when a task has ended: how, in whose words, with what limits."""
+        submission = _object(attempt.submission)
+        shape = submission.get("shape") or {}
+        ranks = int(shape.get("nodes") or 1) * int(shape.get("ranks_per_node") or 1)
+        logs = jobs_folder(self._runs) / str(record.job_id)
+        script_log = _tail(self._script_log(record, index))
+        errors = [_tail(logs / f"{record.job_id}_{index}_{rank}_log.err") for rank in range(ranks)]
+        events, _ = read_events(attempt.events(), 0, "interrupt")
+        memory = shape.get("mem_bytes")
+        said = [*(_last_line(text) for text in errors), _last_line(script_log)]
+        return replace(
+            witnesses,
+            failure=first_failure(attempt, ranks),
+            hung=hung_ranks(attempt, ranks),
+            told_by=str(events[-1].get("signal", "")) if events else "",
+            exit_code=seen.exit_code if seen else None,
+            elapsed_s=seen.elapsed_s if seen else None,
+            limit_s=submission.get("time_limit_s"),
+            memory=format_memory(memory) if isinstance(memory, int) and memory else "",
+            out_of_memory=bool(seen and seen.out_of_memory) or bool(_MEMORY_LIMIT.search(script_log + "".join(errors))),
+            last_words=next((text for text in said if text), ""),
+        )
+
+    def _script_log(self, record: ArrayRecord, index: int) -> Path:
+        return jobs_folder(self._runs) / f"slurm-{record.job_id}_{index}.out"
+
+    def _close_ended(self, records: Sequence[ArrayRecord]) -> None:
+        for record in records:
+            places = [task.directory(self._runs) for task in record.tasks]
+            if all(place.exit.exists() or place.result.exists() for place in places):
+                self._arrays.close(record)
+
+
+def _index(records: Iterable[ArrayRecord]) -> dict[str, _Place]:
+    return {task.token: _Place(record, i) for record in records for i, task in enumerate(record.tasks)}
+
+
+def _over_s(newest: Newest, token: str, phase: Phase) -> float:
+    """Seconds since an attempt was first found neither waiting nor active."""
+    if phase in {Phase.WAITING, Phase.ACTIVE}:
+        newest.over_since.pop(token, None)
+        return 0.0
+    if phase is Phase.UNKNOWN:
+        return 0.0
+    now = time.time()
+    return max(0.0, now - newest.over_since.setdefault(token, now))
+
+
+def _last_sign_of_life(attempt: AttemptDir) -> float | None:
+    newest = None
+    for path in (attempt.progress(0), attempt.events(), attempt.owner):
+        with contextlib.suppress(OSError):
+            newest = max(newest or 0.0, path.stat().st_mtime)
+    return newest
+
+
+def _tail(path: Path) -> str:
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(max(0, stream.seek(0, 2) - _LOG_TAIL_BYTES))
+            return stream.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _last_line(text: str) -> str:
+    """The last line that is not of Slurm's or submitit's own talk."""
+    lines = [line.strip() for line in text.strip().splitlines()]
+    own = [line for line in lines if not re.match(r"submitit (INFO|WARNING)|srun: |slurmstepd: ", line)]
+    return (own or lines or [""])[-1]
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    try:
+        data = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _only_ended(text: str) -> bool:
+    """Whether ``scancel`` complains only of jobs that have ended."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return bool(lines) and all(re.search(r"Invalid job id|already completing|already finished", line) for line in lines)
+
+
+def check_here(site_name: str) -> None:
+    """Raises OperationError where no ``sbatch`` is: nothing may be recorded as sent from here."""
+    if shutil.which("sbatch") is None:
+        raise OperationError(
+            f"this machine has no sbatch, so it cannot send runs to {site_name}",
+            hint="run this on a login node of the cluster; --local runs on this machine",
+        )

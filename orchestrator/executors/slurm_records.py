@@ -1,0 +1,197 @@
+"""What is kept on disk of clusters and of the arrays that were sent to them.
+
+    RUNS/sites/<target>/site.json            limits and manners of the cluster (Site)
+    RUNS/sites/<target>/scripts/<shape>.sh   the job script of each resource shape
+    RUNS/sites/<target>/newest.json          what Slurm last said (orchestrator.executors.slurm_queries)
+    RUNS/jobs/orc-<token>/array.json         one array, whole before its sbatch: index -> attempt (ArrayRecord)
+    RUNS/jobs/orc-<token>/<index>.pkl        submitit's calls until the job's number is known
+    RUNS/jobs/orc-<token>/cancel.<index>     somebody asked for the end of this task
+    RUNS/jobs/orc-<token>/ended              nothing of it goes on any more
+
+The token is the name of the job, so an array whose ``sbatch`` never answered is found again in the queue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from workloads.rundir import AttemptDir, RunDir, jobs_folder, read_json, sites_folder, write_bytes, write_json
+
+if TYPE_CHECKING:
+    from orchestrator.profile import ClusterProfile
+
+JOB_NAME_PREFIX = "orc-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """How much a cluster takes, and how it wants to be asked."""
+
+    name: str
+    """The target: the name of the profile."""
+    poll_seconds: int = 60
+    max_submit: int = 0
+    """Jobs a user may have queued, array tasks counted; 0: not known."""
+    array_index_max: int = 1000
+    array_parallel: int = 0
+    """Tasks of an array that run at once; 0: no throttle."""
+    accounting: str = "auto"
+    """``auto``, ``sacct`` or ``squeue``."""
+    requeue: bool = False
+    """Whether Slurm starts a job again that was preempted or lost its node."""
+
+    @classmethod
+    def of(cls, profile: ClusterProfile) -> Self:
+        return cls(
+            name=profile.name,
+            poll_seconds=profile.poll_seconds,
+            max_submit=profile.max_submit,
+            array_index_max=profile.array_index_max,
+            array_parallel=profile.array_parallel,
+            accounting=profile.accounting.value,
+            requeue=profile.requeue == "requeue",
+        )
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Keys of other versions are passed over."""
+        return cls(**{k: v for k, v in data.items() if k in {f.name for f in fields(cls)}})
+
+
+class SiteFolder:
+    """The files of one cluster."""
+
+    def __init__(self, runs: Path, target: str) -> None:
+        self.runs = runs
+        self.path = sites_folder(runs) / target
+        self.newest = self.path / "newest.json"
+
+    def site(self) -> Site | None:
+        """None when nothing was ever sent there from this runs folder."""
+        try:
+            return Site.from_json(read_json(self.path / "site.json"))
+        except (OSError, ValueError, TypeError, AttributeError):
+            return None
+
+    def keep(self, site: Site, scripts: Mapping[str, str]) -> None:
+        """Take over a plan's site and scripts, by :func:`shape_key`; scripts of other shapes stay for ``retry``."""
+        (self.path / "scripts").mkdir(parents=True, exist_ok=True)
+        write_json(self.path / "site.json", asdict(site))
+        for key, text in scripts.items():
+            write_bytes(self._script(key), text.encode())
+
+    def script(self, shape: Mapping[str, Any]) -> str | None:
+        """The job script of a shape; None when no plan had it."""
+        try:
+            return self._script(shape_key(shape)).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def _script(self, key: str) -> Path:
+        return self.path / "scripts" / f"{key}.sh"
+
+
+def shape_key(shape: Mapping[str, Any]) -> str:
+    """Names a resource shape; runs of one key share a script and go out together."""
+    text = json.dumps({k: v for k, v in shape.items() if v is not None}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task of an array: an attempt."""
+
+    run_id: str
+    attempt: int
+    token: str
+
+    def directory(self, runs: Path) -> AttemptDir:
+        return RunDir.of(runs, self.run_id).attempt(self.attempt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayRecord:
+    """An array that was, or is about to be, sent. The position of a task is its index in the array."""
+
+    token: str
+    target: str
+    tasks: tuple[Task, ...]
+    asked_at: float
+    """Seconds since the epoch, before ``sbatch``."""
+    job_id: str | None = None
+    """None until Slurm is known to have it."""
+    missed_at: float | None = None
+    """When Slurm first answered and did not know it."""
+
+    @property
+    def name(self) -> str:
+        """The name of the job: short, ASCII, unique."""
+        return JOB_NAME_PREFIX + self.token
+
+    @classmethod
+    def new(cls, target: str, tasks: Sequence[Task]) -> Self:
+        return cls(token=uuid.uuid4().hex[:16], target=target, tasks=tuple(tasks), asked_at=time.time())
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """Raises ValueError for anything that is not a record of this version."""
+        try:
+            return cls(**{**data, "tasks": tuple(Task(*task) for task in data["tasks"])})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not an array's record: {error}") from error
+
+
+class ArrayFolder:
+    """The files of the arrays of one runs folder."""
+
+    def __init__(self, runs: Path) -> None:
+        self.runs = runs
+
+    def of(self, record: ArrayRecord) -> Path:
+        return jobs_folder(self.runs) / record.name
+
+    def write(self, record: ArrayRecord) -> ArrayRecord:
+        """Make a record durable; returns it."""
+        self.of(record).mkdir(parents=True, exist_ok=True)
+        data = asdict(record) | {"tasks": [[t.run_id, t.attempt, t.token] for t in record.tasks]}
+        write_json(self.of(record) / "array.json", data)
+        return record
+
+    def missed(self, record: ArrayRecord) -> ArrayRecord:
+        """Note that Slurm answered and does not know an array."""
+        return record if record.missed_at is not None else self.write(replace(record, missed_at=time.time()))
+
+    def discard(self, record: ArrayRecord) -> None:
+        """Forget an array that Slurm does not have. The record goes first: without it the tasks were never sent."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.of(record) / "array.json").unlink()
+        shutil.rmtree(self.of(record), ignore_errors=True)
+
+    def open(self, target: str) -> Iterator[ArrayRecord]:
+        """Every array of a target that may still be going on, oldest first."""
+        found = []
+        for path in jobs_folder(self.runs).glob(f"{JOB_NAME_PREFIX}*/array.json"):
+            with contextlib.suppress(OSError, ValueError):
+                if not (path.parent / "ended").exists():
+                    found.append(ArrayRecord.from_json(read_json(path)))
+        yield from sorted((r for r in found if r.target == target), key=lambda record: record.asked_at)
+
+    def close(self, record: ArrayRecord) -> None:
+        """Note that nothing of an array goes on, so that nobody asks for it again."""
+        with contextlib.suppress(OSError):
+            (self.of(record) / "ended").touch()
+
+    def ask_cancel(self, record: ArrayRecord, index: int) -> None:
+        (self.of(record) / f"cancel.{index}").touch()
+
+    def is_cancelled(self, record: ArrayRecord, index: int) -> bool:
+        return (self.of(record) / f"cancel.{index}").exists()
