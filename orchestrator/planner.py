@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shlex
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -498,7 +499,7 @@ class _DataSets:
                     Check(
                         False,
                         f"data set {name} is not prepared, so the first run does that while its devices wait",
-                        f"orchestrate data prepare {name}",
+                        f"orchestrate data prepare {shlex.quote(name)}",
                     )
                 )
         return found

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+# Runs of the tests do not wait for cores that other runs on this machine hold.
+os.environ["ORCHESTRATE_LEASES"] = f"tests-{os.getpid()}"
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -162,10 +162,15 @@ class Recorder:
 
 
 class Tally:
-    """Sums up the steps of an attempt; warm-up apart."""
+    """Sums up the steps of an attempt; warm-up apart.
+
+    Warm-up are the first steps, and later the first one of a batch size not seen before, as an epoch's odd last batch
+    is: libraries choose and load kernels for each new shape.
+    """
 
     def __init__(self, warmup: int) -> None:
         self._warmup = warmup
+        self._sizes_seen: set[int] = set()
         self.diverged = False
         """A loss was NaN or infinite."""
         self.warmup_time_s = 0.0
@@ -184,11 +189,14 @@ class Tally:
         self.diverged = self.diverged or not all(map(math.isfinite, steps.loss_sums))
         self.epoch_loss_sum += math.fsum(steps.loss_sums) if not self.diverged else sum(steps.loss_sums)
         self.epoch_samples += sum(steps.samples)
-        apart = min(self._warmup, len(steps.times_s))
-        self._warmup -= apart
-        self.warmup_time_s += sum(steps.times_s[:apart])
-        self.times_s += steps.times_s[apart:]
-        self.samples += sum(steps.samples[apart:])
+        for time_s, samples in zip(steps.times_s, steps.samples, strict=True):
+            if self._warmup > 0 or samples not in self._sizes_seen:
+                self._warmup -= 1
+                self._sizes_seen.add(samples)
+                self.warmup_time_s += time_s
+            else:
+                self.times_s.append(time_s)
+                self.samples += samples
 
     @property
     def steady_time_s(self) -> float:

@@ -56,6 +56,18 @@ def test_warm_up_is_kept_apart() -> None:
     assert (tally.samples, tally.steady_time_s, tally.median_step_s) == (24, 15.0, 5.0)
 
 
+def test_the_first_step_of_a_new_batch_size_is_warm_up() -> None:
+    """The odd last batch of the first epoch is apart, that of later epochs is steady."""
+    from workloads.measure import Steps, Tally
+
+    tally = Tally(warmup=1)
+    for first in (0, 3):
+        tally.take(Steps(first, [9.0 if first == 0 else 1.0, 1.0, 7.0 if first == 0 else 2.0], [1.0] * 3, [8, 8, 3]))
+    assert tally.warmup_time_s == 9.0 + 7.0
+    assert tally.times_s == [1.0, 1.0, 1.0, 2.0]
+    assert tally.samples == 8 + 8 + 8 + 3
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_no_number_is_noticed(bad: float) -> None:
     from workloads.measure import Steps, Tally

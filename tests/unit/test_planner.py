@@ -45,7 +45,19 @@ epochs = 4
 [matrix]
 seed = [0, 1]
 """
-EVERYTHING = {"torch": "2.6.0", "torchvision": "0.21.0", "timm": "1.0.0", "scikit-learn": "1.5.0", "numpy": "2.0.0"}
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010800000000"
+    "3a7e9b550000000a49444154789c6360000000020001e221bc330000000049454e44ae426082"
+)
+"""One black pixel."""
+EVERYTHING = {
+    "torch": "2.6.0",
+    "torchvision": "0.21.0",
+    "timm": "1.0.0",
+    "scikit-learn": "1.5.0",
+    "numpy": "2.0.0",
+    "pillow": "11.0.0",
+}
 
 
 def _machine(gpus: int = 0, cores: int = 2) -> Machine:
@@ -196,6 +208,18 @@ def test_a_missing_data_set_blocks_and_names_the_remedy(tmp_path: Path) -> None:
     plan = _plan(tmp_path, TWO.replace("digits", "mnist"), data_root=tmp_path)
     blocking = [check for check in plan.checks if check.blocking]
     assert blocking and "mnist" in blocking[0].what and "data prepare mnist" in blocking[0].fix
+
+
+def test_a_data_set_that_no_run_has_read_yet_is_to_be_prepared_first(tmp_path: Path) -> None:
+    """A run that decodes a whole folder holds its devices meanwhile, and may look like one that hangs."""
+    for split in ("train", "test"):
+        (tmp_path / "shapes" / split / "square").mkdir(parents=True)
+        (tmp_path / "shapes" / split / "square" / "1.png").write_bytes(PNG)
+    plan = _plan(tmp_path, TWO.replace('"digits"', '"imagefolder/shapes"'), data_root=tmp_path)
+    assert plan.runs, plan.excluded
+    assert [(c.blocking, c.fix) for c in plan.checks if "shapes" in c.what] == [
+        (False, "orchestrate data prepare imagefolder/shapes")
+    ]
 
 
 def test_data_that_only_the_cluster_sees_is_not_judged_from_here(tmp_path: Path, sol: cluster.ClusterProfile) -> None:
