@@ -22,6 +22,8 @@ FINISH_GRACE_S = 60.0
 """The files of a job that ended may take so long to be seen from here."""
 ABSENCE_GRACE_S = 120.0
 """Accounting may lag; a job that nobody lists counts as gone after this long only."""
+TASK_GRACE_S = 5.0
+"""A task that is missing while its array is listed is looked for once more after this time."""
 REQUEUE_GRACE_S = 180.0
 """A job that Slurm starts again by itself is listed as waiting within this time."""
 SILENCE_S = 900.0
@@ -318,7 +320,7 @@ def _over_time(w: Witnesses, reason: str) -> Verdict:
 def _absent(w: Witnesses) -> Verdict:
     if w.cancelling and not w.started:
         return Verdict(State.CANCELLED, "cancelled", "stopped by orchestrate cancel before it started")
-    if w.array_known and not w.started:
+    if w.array_known and not w.started and w.over_s >= TASK_GRACE_S:
         return Verdict(State.CANCELLED, "scancel", "taken out of the queue before it started, not by orchestrate")
     if w.over_s < ABSENCE_GRACE_S:
         return Verdict(w.recorded if w.recorded is not State.SUBMITTING else State.PENDING, "unlisted")

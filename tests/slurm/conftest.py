@@ -7,25 +7,39 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.slurm.lab import Lab, missing, running
 
 
-@pytest.fixture(scope="session")
-def lab() -> Iterator[Lab]:
+def booted(**options: Any) -> Iterator[Lab]:
     """A running cluster. Without Slurm the tests are skipped, but in continuous integration they fail."""
-    lacking = missing()
+    lacking = missing(accounting=bool(options.get("accounting")))
     if lacking:
-        reason = f"no Slurm here: {', '.join(lacking)} missing (packages slurmctld, slurmd, slurm-client, munge)"
+        packages = "slurmctld, slurmd, slurm-client, munge, slurmdbd, mariadb-server-core, mariadb-client-core"
+        reason = f"no Slurm here: {', '.join(lacking)} missing (packages {packages})"
         if os.environ.get("CI", "").lower() in {"1", "true"}:
             pytest.fail(reason)
         pytest.skip(reason)
-    # Not below pytest's folder: munge's socket must have a short path.
+    # Not below pytest's folder: munge's socket must have a short path, and other users must reach it.
     folder = Path(tempfile.mkdtemp(prefix="lab-"))
+    folder.chmod(0o755)
     try:
-        with running(folder / "slurm") as cluster:
+        with running(folder / "slurm", **options) as cluster:
             yield cluster
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """A cluster without accounting."""
+    yield from booted()
+
+
+@pytest.fixture(scope="session")
+def accounting_lab() -> Iterator[Lab]:
+    """A cluster with accounting, in which the user ``nobody`` has an account."""
+    yield from booted(accounting=True, users=("nobody",))

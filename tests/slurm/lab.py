@@ -3,7 +3,8 @@
 Four nodes of one host pretend to be two with 2 A100 and two with 2 A30 each. The devices are links to ``/dev/null``:
 Slurm wants character devices and exports their numbers as CUDA_VISIBLE_DEVICES. The cores are this machine's own, in
 every node, so that tasks are really bound to them. Needs ``slurmctld``, ``slurmd``,
-``munged`` and the client commands (Debian packages slurmctld, slurmd, slurm-client, munge).
+``munged`` and the client commands (Debian packages slurmctld, slurmd, slurm-client, munge); with accounting also
+``slurmdbd`` and MariaDB (slurmdbd, mariadb-server-core, mariadb-client-core), whose files lie in the folder too.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
+ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb", "mariadb-install-db", "sacct", "sacctmgr")
 CLIENTS = ("munge", "sbatch", "srun", "squeue", "scontrol", "sinfo", "scancel")
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 """Daemons live in sbin, which a user's PATH may lack."""
@@ -37,9 +39,10 @@ MEMORY_PER_NODE_MB = 8000
 _BOOT_TIMEOUT_S = 60
 
 
-def missing() -> list[str]:
+def missing(*, accounting: bool = False) -> list[str]:
     """Which commands of a Slurm installation this machine lacks."""
-    return [name for name in (*DAEMONS, *CLIENTS) if shutil.which(name, path=SYSTEM_PATH) is None]
+    wanted = (*DAEMONS, *CLIENTS, *(ACCOUNTING if accounting else ()))
+    return [name for name in wanted if shutil.which(name, path=SYSTEM_PATH) is None]
 
 
 @functools.cache
@@ -57,8 +60,14 @@ class Lab:
     """A cluster whose every file lies in ``folder``; use :func:`running`."""
 
     folder: Path
+    accounting: bool = False
+    users: tuple[str, ...] = ()
+    """With accounting: users who have an account beside this one."""
+    extra: tuple[str, ...] = ()
+    """Further lines of ``slurm.conf``."""
     environment: dict[str, str] = field(default_factory=dict)
     """Further variables of the login shell."""
+    accounting_port: int = 0
     processes: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
 
     @property
@@ -114,6 +123,8 @@ class Lab:
             *(f"--pid-file={munge}/pid", f"--log-file={self.folder}/log/munged.log", f"--seed-file={munge}/seed"),
         )
         self._until_answers("munged", "munge", "--no-input", f"--socket={munge}/socket")
+        if self.accounting:
+            self._boot_accounting()
         self._start("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
         self._until_answers("slurmctld", "scontrol", "ping")
         for node in NODES:
@@ -124,6 +135,36 @@ class Lab:
             return len(self.command("sinfo", "-h", "-N", "-p", "htc", "-t", "idle", "-o", "%N").split()) == len(NODES)
 
         _until("idle nodes", idle, _BOOT_TIMEOUT_S)
+
+    def _boot_accounting(self) -> None:
+        """MariaDB without a network, slurmdbd, an account for every user."""
+        user, data = getpass.getuser(), self.folder / "mysql"
+        (data / "tmp").mkdir(parents=True)
+        places = (f"--datadir={data}/data", f"--tmpdir={data}/tmp", f"--user={user}", "--skip-name-resolve")
+        no_log = {"env": {**self.env, "PATH": SYSTEM_PATH}, "capture_output": True, "check": True}
+        install = ("mariadb-install-db", "--no-defaults", *places, "--auth-root-authentication-method=normal")
+        subprocess.run([*install, "--skip-test-db"], **no_log)  # type: ignore[call-overload]
+        self._start(
+            "mariadbd",
+            *("mariadbd", "--no-defaults", *places, f"--socket={data}/s", f"--pid-file={data}/pid"),
+            *("--skip-networking", "--skip-log-bin", "--performance-schema=0", "--innodb-doublewrite=0"),
+            *("--innodb-buffer-pool-size=64M", "--innodb-log-file-size=16M", "--innodb-flush-log-at-trx-commit=0"),
+            "--innodb-lock-wait-timeout=900",
+        )
+        client = ("mariadb", "--no-defaults", "-uroot", f"--socket={data}/s")
+        self._until_answers("mariadbd", *client, "-e", "select 1")
+        self.command(*client, "-e", "create database slurm_acct_db; create user s@localhost identified by 's'")
+        self.command(*client, "-e", "grant all on slurm_acct_db.* to s@localhost")
+        self.environment["MYSQL_UNIX_PORT"] = f"{data}/s"
+        conf = self.folder / "slurmdbd.conf"
+        conf.write_text(SLURMDBD.format(d=self.folder, user=user, port=self.accounting_port))
+        conf.chmod(0o600)
+        self._start("slurmdbd", "slurmdbd", "-D")
+        self._until_answers("slurmdbd", "sacctmgr", "-n", "-P", "show", "cluster")
+        self.command("sacctmgr", "-i", "add", "cluster", "lab")
+        self.command("sacctmgr", "-i", "add", "account", "group", "Cluster=lab", "Description=lab", "Organization=lab")
+        for name in (user, *self.users):
+            self.command("sacctmgr", "-i", "add", "user", name, "Account=group", "Cluster=lab", "DefaultAccount=group")
 
     def stop(self) -> None:
         """End the jobs, then the daemons by their process ids, then what they left behind."""
@@ -175,7 +216,7 @@ class Lab:
     def _write_configuration(self) -> None:
         for index in range(GPUS_PER_NODE):
             (self.folder / "dev" / f"nvidia{index}").symlink_to("/dev/null")
-        controller, *ports = _free_ports(1 + len(NODES))
+        controller, self.accounting_port, *ports = _free_ports(2 + len(NODES))
         nodes = [
             f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} {processors()}"
             f" RealMemory={MEMORY_PER_NODE_MB} Gres=gpu:{gpu}:{GPUS_PER_NODE} Feature={gpu},lab"
@@ -184,7 +225,10 @@ class Lab:
         settings = SETTINGS.format(
             d=self.folder, user=getpass.getuser(), port=controller, first=int(time.time()) % 10**7
         )
-        self.conf.write_text("\n".join([settings, *nodes, *PARTITIONS, ""]))
+        store = "AccountingStorageType=accounting_storage/none"
+        if self.accounting:
+            store = STORED.format(d=self.folder, port=self.accounting_port)
+        self.conf.write_text("\n".join([settings, store, *self.extra, *nodes, *PARTITIONS, ""]))
         files = f"File={self.folder}/dev/nvidia[0-{GPUS_PER_NODE - 1}]"
         devices = [f"NodeName={node} Name=gpu Type={gpu} {files}" for node, gpu in NODES.items()]
         (self.folder / "gres.conf").write_text("\n".join(["AutoDetect=off", *devices, ""]))
@@ -216,7 +260,8 @@ SelectTypeParameters=CR_CPU_Memory
 SlurmdParameters=config_overrides
 GresTypes=gpu
 JobAcctGatherType=jobacct_gather/linux
-AccountingStorageType=accounting_storage/none
+JobAcctGatherFrequency=task=1
+JobAcctGatherParams=OverMemoryKill
 ReturnToService=1
 KillWait=3
 CompleteWait=0
@@ -225,6 +270,27 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2,sched_min_interval=0,bf
 PropagateResourceLimits=NONE
 LaunchParameters=disable_send_gids
 """
+STORED = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=localhost
+AccountingStoragePort={port}
+AccountingStoragePass={d}/munge/socket
+AccountingStorageEnforce=associations,limits
+"""
+SLURMDBD = """\
+AuthType=auth/munge
+AuthInfo=socket={d}/munge/socket
+DbdHost=localhost
+DbdPort={port}
+SlurmUser={user}
+PidFile={d}/run/slurmdbd.pid
+LogFile={d}/log/slurmdbd.log
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=s
+StoragePass=s
+StorageLoc=slurm_acct_db
+"""
 PARTITIONS = (
     "PartitionName=htc Nodes=ALL Default=NO MaxTime=4:00:00 DefaultTime=60 DefMemPerCPU=100 State=UP",
     "PartitionName=public Nodes=ALL Default=YES MaxTime=7-0 DefaultTime=60 DefMemPerCPU=100 State=UP",
@@ -232,9 +298,11 @@ PARTITIONS = (
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Lab]:
+def running(
+    folder: Path, *, accounting: bool = False, users: tuple[str, ...] = (), extra: tuple[str, ...] = ()
+) -> Iterator[Lab]:
     """A cluster below ``folder`` (short: a socket's path has at most 107 characters), ended when the block ends."""
-    lab = Lab(folder)
+    lab = Lab(folder, accounting=accounting, users=users, extra=extra)
     try:
         lab.boot()
         yield lab

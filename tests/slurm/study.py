@@ -1,0 +1,182 @@
+"""A study on a throw-away cluster: its folder, and the command line as somebody at a login node types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator import cli
+from tests.slurm.lab import Lab
+
+ROOT = Path(__file__).parents[2]
+
+CLUSTER = """
+[cluster.lab]
+poll_seconds = 1
+{top}
+[cluster.lab.gpu.a100]
+type = "a100"
+node_gpus = 2
+cpus_per_gpu = 1
+mem_per_gpu = "200M"
+queue = [{{ partition = "{partition}", max_time = "4h" }}]
+[cluster.lab.gpu.a30]
+type = "a30"
+node_gpus = 2
+cpus_per_gpu = 1
+mem_per_gpu = "200M"
+queue = [{{ partition = "{partition}", max_time = "4h" }}]
+"""
+DEFAULTS = """
+name = "check"
+[defaults]
+model = "cnn"
+dataset = "digits"
+strategy = "probe"
+epochs = 3
+time_limit = "10m"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+@dataclass
+class Study:
+    """Commands run in forks of the test process: nothing is imported anew, and any of them may be killed."""
+
+    lab: Lab
+    folder: Path
+    path: list[Path] = field(default_factory=list)
+    """Folders that come first on PATH: fakes."""
+    user: str = ""
+    """Who types; empty for the user of the tests."""
+    python: Path = Path(sys.executable)
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    def write(self, matrix: str, *, top: str = "", partition: str = "htc", defaults: str = DEFAULTS) -> None:
+        """The experiment and the cluster file."""
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "experiment.toml").write_text(defaults + matrix)
+        top = f"python = {json.dumps(str(self.python))}\n{top}"
+        (self.folder / "cluster.toml").write_text(CLUSTER.format(top=top, partition=partition))
+
+    def run(self, *argv: str, expect: int | None = 0, before: Callable[[], None] | None = None) -> Done:
+        """Type ``orchestrate ...``; fails the test when the exit code is another one than expected."""
+        done = self._in_user(argv) if self.user else self._in_fork(argv, before)
+        assert expect is None or done.exit_code == expect, f"{argv}: exit {done.exit_code}: {done.stdout}{done.stderr}"
+        return done
+
+    @property
+    def env(self) -> dict[str, str]:
+        path = os.pathsep.join([*map(str, self.path), os.environ["PATH"]])
+        return self.lab.env | {"PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+
+    def _in_user(self, argv: tuple[str, ...]) -> Done:
+        env = {k: v for k, v in self.env.items() if k != "HOME"} | {"HOME": str(self.folder), "USER": self.user}
+        command = [str(self.python), "-m", "orchestrator", *argv]
+        done = subprocess.run(
+            command, cwd=self.folder, env=env, user=self.user, capture_output=True, text=True, timeout=120, check=False
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def _in_fork(self, argv: tuple[str, ...], before: Callable[[], None] | None) -> Done:
+        with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+            pid = os.fork()
+            if pid == 0:
+                self._child(argv, before, stdout.fileno(), stderr.fileno())
+            _, status = os.waitpid(pid, 0)
+            texts = []
+            for stream in (stdout, stderr):
+                stream.seek(0)
+                texts.append(stream.read())
+        return Done(os.waitstatus_to_exitcode(status), *texts)
+
+    def _child(self, argv: tuple[str, ...], before: Callable[[], None] | None, stdout: int, stderr: int) -> None:
+        code = 70
+        try:
+            os.dup2(stdout, 1)
+            os.dup2(stderr, 2)
+            sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
+            sys.stderr = open(2, "w", encoding="utf-8", closefd=False)
+            os.chdir(self.folder)
+            env = self.env
+            os.environ.clear()
+            os.environ.update(env)
+            if before is not None:
+                before()
+            code = cli.run(list(argv))
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def status(self) -> list[dict[str, Any]]:
+        return list(json.loads(self.run("status", "--json").stdout))
+
+    def states(self) -> list[str]:
+        return [row["state"] for row in self.status()]
+
+    def until(self, what: Callable[[list[dict[str, Any]]], bool], timeout_s: float = 60) -> list[dict[str, Any]]:
+        """Look until something holds of the rows of ``status``."""
+        deadline = time.monotonic() + timeout_s
+        while not what(rows := self.status()):
+            assert time.monotonic() < deadline, [
+                {k: r[k] for k in ("label", "state", "reason", "message")} for r in rows
+            ]
+            time.sleep(0.3)
+        return rows
+
+    def until_ended(self, timeout_s: float = 90) -> list[dict[str, Any]]:
+        live = {"submitting", "pending", "running"}
+        return self.until(lambda rows: bool(rows) and not any(row["state"] in live for row in rows), timeout_s)
+
+    def queued(self) -> list[str]:
+        """Tasks that Slurm has for this study, ended ones too, as ``array_index``."""
+        names = [path.name for path in (self.runs / "jobs").glob("orc-*")]
+        if not names:
+            return []
+        listed = self.lab.command(
+            "env", "SLURM_BITSTR_LEN=0", "squeue", "-h", "--array", "--states=all", f"--name={','.join(names)}", "-o%i"
+        )
+        return sorted(listed.split())
+
+    def forget(self) -> None:
+        """End what is left of it in the queue."""
+        if ids := {task.partition("_")[0] for task in self.queued()}:
+            self.lab.command("scancel", *ids)
+
+    def log(self, name: str) -> str:
+        return self.run("logs", name, "--all").stdout
+
+
+def job_ids(rows: list[dict[str, Any]]) -> list[str]:
+    return sorted(str(row["job_id"]) for row in rows)
+
+
+def number_sent(done: Done) -> int:
+    match = re.match(r"(\d+) runs sent", done.stdout)
+    assert match, done
+    return int(match[1])

@@ -1,0 +1,90 @@
+"""Whole studies on a real Slurm, as a user goes through them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.lab import Lab
+from tests.slurm.study import ROOT, Study, job_ids, number_sent
+
+pytestmark = pytest.mark.slurm
+
+TWO_SHAPES = """
+[matrix]
+hardware = ["a100:1", "a30:2"]
+seed = [0, 1, 2, 3, 4, 5, 6, 7, 8]
+"""
+
+
+def go_through(study: Study) -> list[dict[str, Any]]:
+    """Plan, submit, status, results; the rows of the last status."""
+    study.write(TWO_SHAPES)
+    planned = json.loads(study.run("plan", "--json").stdout)
+    assert len(planned["runs"]) == 18 and len(planned["scripts"]) == 2
+    assert number_sent(study.run("submit")) == 18
+    assert number_sent(study.run("submit")) == 0
+    rows = study.until_ended()
+    assert [row["state"] for row in rows] == ["succeeded"] * 18, [row["message"] for row in rows]
+    assert len(set(job_ids(rows))) == 18 and len({job.partition("_")[0] for job in job_ids(rows)}) == 2
+    results = json.loads(study.run("results", "--json").stdout)
+    assert sorted({(row["hardware"], row["world_size"], row["devices_seen"]) for row in results}) == [
+        ("a100:1", 1, 1),
+        ("a30:2", 2, 2),
+    ]
+    for script in planned["scripts"]:
+        sent = [path.read_bytes() for path in (study.runs / "jobs").glob("*/*_submission.sh")]
+        assert script["text"].encode() in sent, "what was shown is what Slurm got, byte for byte"
+    assert number_sent(study.run("submit")) == 0
+    study.run("db", "rebuild")
+    assert job_ids(study.status()) == job_ids(rows), "the directories tell the job ids too"
+    return rows
+
+
+def test_a_study_without_accounting(lab: Lab, tmp_path: Path) -> None:
+    """18 runs of two shapes in two arrays; every one succeeds once, with what it asked for."""
+    go_through(Study(lab, tmp_path / "it's a study"))
+
+
+def test_a_study_with_accounting(accounting_lab: Lab, tmp_path: Path) -> None:
+    """The same where jobs are accounted for: sacct and the store agree on every job."""
+    study = Study(accounting_lab, tmp_path / "study")
+    _agree(accounting_lab, go_through(study))
+
+
+def test_a_study_of_an_unprivileged_user(accounting_lab: Lab) -> None:
+    """The same as ``nobody``, with an environment of its own."""
+    if subprocess.run(["id", "-u"], capture_output=True, text=True, check=True).stdout.strip() != "0":
+        pytest.skip("only root can become another user; all other tests ran unprivileged")
+    folder = accounting_lab.folder.parent / "nobody"
+    folder.mkdir()
+    study = Study(accounting_lab, folder / "study", user="nobody", python=_python_for_everybody(folder))
+    study.folder.mkdir()
+    shutil.chown(study.folder, "nobody")
+    _agree(accounting_lab, go_through(study))
+
+
+def _agree(lab: Lab, rows: list[dict[str, Any]]) -> None:
+    arrays = sorted({job.partition("_")[0] for job in job_ids(rows)})
+    listed = lab.command("sacct", "-nPX", "--allusers", f"--jobs={','.join(arrays)}", "--format=JobID,State")
+    assert dict(line.split("|") for line in listed.splitlines()) == {job: "COMPLETED" for job in job_ids(rows)}
+
+
+def _python_for_everybody(folder: Path) -> Path:
+    """An interpreter outside of anybody's home, with this one's packages."""
+    system = Path("/usr/bin/python3")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    asked = [str(system), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    if not system.exists() or subprocess.run(asked, capture_output=True, text=True).stdout.strip() != version:
+        pytest.skip(f"no /usr/bin/python3 of version {version}, whose packages could be shared")
+    subprocess.run([str(system), "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
+    (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    (site / "shared.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
+    return folder / "venv" / "bin" / "python"
