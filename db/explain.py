@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError
@@ -70,7 +71,8 @@ def _cannot_open(database: str) -> StoreError:
     if path.exists():
         return StoreError("the database may not be read", where=database, why="no permission", hint=ANOTHER)
     if not path.parent.is_dir():
-        return StoreError("the database's folder does not exist", where=database, hint=f"mkdir -p {path.parent}")
+        hint = f"mkdir -p {shlex.quote(str(path.parent))}"
+        return StoreError("the database's folder does not exist", where=database, hint=hint)
     if os.access(path.parent, os.W_OK):
         return StoreError("there is no database", where=database, hint="orchestrate collect")
     return StoreError("no database can be made here", where=database, why="the folder may not be written", hint=ANOTHER)

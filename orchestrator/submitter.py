@@ -90,7 +90,7 @@ def submit(
         raise InputError(
             f"{len(blocking)} of the plan's checks must be mended first",
             why="; ".join(check.what for check in blocking),
-            hint="; ".join(check.fix for check in blocking if check.fix),
+            hint="; ".join(dict.fromkeys(check.fix for check in blocking if check.fix)),
         )
     if plan.site is not None:
         check_here(plan.site.name)

@@ -74,11 +74,15 @@ def submit(
     else:
         counts = plan.counts()
         counts.pop(planner.Action.NEW, None)
-        rest = [f"{count} {action.value}" for action, count in counts.items()]
+        again = planner.Action.FAILED
+        rest = [f"{count} {action.value}{' before' * (action is again)}" for action, count in counts.items()]
         rest += [f"{len(plan.excluded)} excluded"] if plan.excluded else []
         typer.echo(_sent(done, plan.target) + (f" ({', '.join(rest)})" if rest else ""))
         if done.sent and not wait:
             output.talk("they go on by themselves; orchestrate status shows them")
+    if not plan.runs:
+        reasons = list(dict.fromkeys(f"{excluded.rule}: {excluded.why}" for excluded in plan.excluded))
+        output.talk(f"note: every cell is excluded: {'; '.join(reasons[:_NAMED])}; orchestrate plan shows all")
     try:
         _then_wait(workspace, [*(s.run_id for s in (*done.sent, *done.resumed)), *done.skipped, *under_way], wait=wait)
     finally:

@@ -250,6 +250,15 @@ def test_a_folder_inside_a_class_is_not_passed_over(root: Path) -> None:
         load(root)
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("nowhere.png")])
+def test_what_is_no_file_is_named_and_never_opened(root: Path, make: Callable[[Path], None]) -> None:
+    """Reading a pipe would wait for ever."""
+    path = pets(root) / "train" / "dog" / "9.png"
+    make(path)
+    with pytest.raises(DatasetError, match=r"train/dog/9\.png: a link to nothing, or no file at all"):
+        load(root)
+
+
 @pytest.mark.parametrize("damage", ["zero bytes", "text", "truncated"])
 def test_an_unreadable_image_is_named(root: Path, damage: str) -> None:
     """The others are fine; nothing half-made is left, and a whole copy mends it."""

@@ -133,6 +133,9 @@ def _images(folder: Path, below: str) -> list[Entry]:
                 hint = "images lie directly in their class folder: move them up, or the folder away"
                 raise DatasetError("a folder inside a class folder", where=entry.path, hint=hint)
             if os.path.splitext(entry.name)[1].lower() in SUFFIXES and _inside(entry, folder):  # noqa: PTH122 (speed)
+                if not entry.is_file():  # opening a pipe would wait for ever
+                    hint = "put the image itself in its place, or remove it"
+                    raise DatasetError("a link to nothing, or no file at all", where=entry.path, hint=hint)
                 stat = entry.stat()
                 found.append(Entry(f"{below}/{entry.name}", stat.st_size, stat.st_mtime_ns))
     if not found:

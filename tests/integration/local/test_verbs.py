@@ -60,6 +60,21 @@ def test_submit_sends_once_and_waits(planned: Lab) -> None:
     assert planned.starts().total() == 3
 
 
+def test_a_submit_of_nothing_but_excluded_cells_says_which_rule(planned: Lab) -> None:
+    code, stdout, stderr = planned.run("submit", "--local", "--set", "hardware=cpu:2")
+    assert (code, stdout) == (0, "0 runs sent (3 excluded)\n")
+    assert "every cell is excluded: strategy eager: eager trains on one device and cpu:2 has 2" in stderr
+
+
+def test_a_submit_without_its_data_set_is_refused_with_one_remedy(planned: Lab) -> None:
+    """Four files are missing, one command fetches them."""
+    code, _, stderr = planned.run("submit", "--local", "--set", "dataset=mnist", "--data", str(planned.root))
+    assert code == 2
+    assert stderr.startswith("4 of the plan's checks must be mended first")
+    assert stderr.count("orchestrate data prepare mnist") == 1
+    assert not planned.runs.exists()
+
+
 @pytest.mark.torch
 def test_the_exit_code_tells_whether_all_or_some_failed(planned: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """3 when one of three failed, 1 when the one that is left to send fails too, 0 when its retry succeeds."""
@@ -68,7 +83,7 @@ def test_the_exit_code_tells_whether_all_or_some_failed(planned: Lab, monkeypatc
     assert code == 3
     assert "failed: rank 0 ended with exit code 3: rank 0 complains" in stderr
     code, stdout, _ = planned.run("submit", "--local", "--wait")
-    assert (code, stdout) == (1, "1 runs sent to local (2 done, 1 failed)\n")
+    assert (code, stdout) == (1, "1 runs sent to local (2 done, 1 failed before)\n")
     monkeypatch.setenv("ORCHESTRATE_LAB_TODO", "{}")
     code, stdout, _ = planned.run("retry", "--failed", "--wait")
     assert (code, stdout) == (0, "1 runs sent\n")
@@ -205,8 +220,7 @@ def test_logs_follow_until_the_end(lab: Lab) -> None:
     process = lab.command("logs", run.spec.run_id, "--follow", "--stdout")
     stdout, _ = process.communicate(timeout=30)
     assert (process.returncode, stdout) == (0, "rank 0 says hello\n")
-    assert Exit.read(run.attempt) is not None
-    assert Exit.read(first.attempt) is not None
+    assert run.attempt.result.exists() and Exit.read(first.attempt) is not None
 
 
 def test_a_run_that_has_printed_nothing(lab: Lab) -> None:
