@@ -22,9 +22,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import cluster, experiment, matrix, planner, resources
+from orchestrator import cluster, experiment, matrix, planfile, planner, resources
 from orchestrator.cli.workspace import Workspace
 from orchestrator.interpreter import Packages
+from orchestrator.plan import Plan
 from workloads.contract import State
 
 CELLS_PER_SEED = 40
@@ -87,7 +88,7 @@ class Ours:
         spec = experiment.load(self.workspace.experiment)
         matrix.expand(spec, default_cpus=resources.default_cpus(self.profile))
 
-    def plan(self) -> planner.Plan:
+    def plan(self) -> Plan:
         """The whole."""
         from db import queries
         from db.engine import open_store
@@ -166,7 +167,7 @@ def measure(cells: int, repeats: int) -> dict[str, float]:
         kinds: dict[str, Callable[[], float]] = {
             "load and expand": lambda: _rate(count, ours.expand),
             "plan": lambda: _rate(count, ours.plan),
-            "plan and write": lambda: _rate(count, lambda: ours.plan().save(folder / "plan.json")),
+            "plan and write": lambda: _rate(count, lambda: planfile.save(ours.plan(), folder / "plan.json")),
             "hydra": lambda: hydra_rate(folder),
             "reframe": lambda: reframe_rate(folder),
         }

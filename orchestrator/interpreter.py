@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from workloads.provenance import canonical_name, packages_digest
 
 if TYPE_CHECKING:
-    from orchestrator.planner import Check
+    from orchestrator.plan import Check
 
 _ASK = (
     "import importlib.metadata as m, json;"
@@ -59,7 +59,7 @@ class Packages:
 
     def findings(self) -> list[Check]:
         """A note when the interpreter could not be asked."""
-        from orchestrator.planner import Check
+        from orchestrator.plan import Check
 
         if self.versions is not None:
             return []

@@ -7,31 +7,29 @@ Imports no framework and needs no ``srun``; the database is opened only where it
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import shlex
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import cluster as clusters
 from orchestrator import experiment as experiments
-from orchestrator import matrix, render, resources
+from orchestrator import matrix, planfile, render, resources
 from orchestrator.cli.workspace import Workspace
+from orchestrator.costs import gpu_hours
 from orchestrator.errors import InputError
 from orchestrator.executors.slurm_records import Site
 from orchestrator.interpreter import Packages
 from orchestrator.matrix import Cell, Excluded, Matrix
+from orchestrator.plan import Action, Check, Plan, PlannedRun, Script
 from orchestrator.resources import ResourceShape
 from workloads import registry
-from workloads.contract import Execution, RunSpec, State, TrainConfig
+from workloads.contract import Execution, State, TrainConfig
 from workloads.provenance import code_digest
-from workloads.rundir import write_bytes
 
 if TYPE_CHECKING:
     from db.queries import Duration, RunRecord
@@ -41,239 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PLAN_VERSION = 2
-
-
-class Action(StrEnum):
-    """What the store says of a planned run; the word under ``state`` in ``plan --json``."""
-
-    NEW = "new"
-    DONE = "done"
-    RUNNING = "running"
-    """Sent and not ended: submitting, pending or running."""
-    FAILED = "failed"
-    """Ended without a result; ``submit`` sends it again."""
-    STALE = "stale"
-    """Done, but code, packages or data changed since; ``submit --stale`` runs it again."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRun:
-    """One cell of the matrix that the target can run."""
-
-    cell: Cell
-    shape: ResourceShape
-    action: Action
-    why: str = ""
-    """For every action but ``new``: what the store says, in words."""
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """The job script of all runs of one resource shape, byte for byte what Slurm gets."""
-
-    name: str
-    shape: ResourceShape
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Hours:
-    """A range of GPU-hours for what would be sent. ``None``: no measured history to tell from."""
-
-    low: float | None
-    expected: float | None
-    high: float
-    """Time limit × GPUs of every run to send."""
-    basis: str
-    """Where ``expected`` comes from, in words."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One finding made before anything is queued."""
-
-    blocking: bool
-    """Whether ``submit`` refuses until it is mended."""
-    what: str
-    fix: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What would run. ``digests`` name its sources."""
-
-    experiment: str
-    target: str
-    """``local`` or the cluster's name."""
-    digests: dict[str, str]
-    runs: list[PlannedRun]
-    excluded: list[Excluded]
-    merged: int
-    """Cells that were the same as another one."""
-    gpu_hours: Hours
-    checks: list[Check]
-    runs_folder: Path
-    data_root: Path | None
-    dataset_digests: dict[str, str]
-    code_digest: str
-    scripts: list[Script] = field(default_factory=list)
-    site: Site | None = None
-    """What submit must know of the cluster; None for this machine."""
-    created_at: str = ""
-
-    def counts(self) -> Counter[Action]:
-        """Runs by action."""
-        return Counter(run.action for run in self.runs)
-
-    def to_send(self, *, stale: bool = False) -> list[PlannedRun]:
-        """What ``submit`` sends: all without a result that are not under way; the stale ones on request."""
-        wanted = {Action.NEW, Action.FAILED} | ({Action.STALE} if stale else set())
-        return [run for run in self.runs if run.action in wanted]
-
-    def spec(self, run: PlannedRun) -> RunSpec:
-        """The content of a run's ``spec.json``."""
-        return RunSpec(
-            run_id=run.cell.run_id,
-            label=run.cell.label,
-            experiment=self.experiment,
-            train=run.cell.train,
-            execution=run.cell.execution,
-            expect=run.shape.expectation(),
-            target=self.target,
-            data_root=str(self.data_root or ""),
-            dataset_digest=self.dataset_digests.get(run.cell.train.dataset, ""),
-            code_digest=self.code_digest,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """What ``plan --json`` prints: every run with every training field."""
-        return {
-            "experiment": self.experiment,
-            "target": self.target,
-            "created_at": self.created_at,
-            "runs": [
-                {
-                    "run_id": run.cell.run_id,
-                    "label": run.cell.label,
-                    "state": run.action.value,
-                    "why": run.why,
-                    **run.cell.train.to_json(),
-                }
-                for run in self.runs
-            ],
-            "excluded": [{"cell": e.fields, "rule": e.rule, "why": e.why} for e in self.excluded],
-            "merged": self.merged,
-            "gpu_hours": asdict(self.gpu_hours),
-            "scripts": [
-                {"name": s.name, "runs": sum(r.shape == s.shape for r in self.to_send()), "text": s.text}
-                for s in self.scripts
-            ],
-            "checks": [asdict(check) for check in self.checks],
-            "digests": self.digests,
-        }
-
-    def save(self, path: Path) -> None:
-        """Write the plan file; shapes and executions once each, of a training configuration what is not default."""
-        tables = _Tables()
-        data = {
-            "plan_version": PLAN_VERSION,
-            "experiment": self.experiment,
-            "target": self.target,
-            "created_at": self.created_at,
-            "digests": self.digests,
-            "merged": self.merged,
-            "gpu_hours": asdict(self.gpu_hours),
-            "checks": [asdict(check) for check in self.checks],
-            "runs_folder": str(self.runs_folder),
-            "data_root": str(self.data_root or ""),
-            "dataset_digests": self.dataset_digests,
-            "code_digest": self.code_digest,
-            "runs": [
-                [
-                    run.cell.run_id,
-                    run.cell.label,
-                    run.action.value,
-                    run.why,
-                    tables.index(run.shape),
-                    tables.index(run.cell.execution),
-                    run.cell.train.identity(),
-                ]
-                for run in self.runs
-            ],
-            "excluded": [[e.fields, e.rule, e.why] for e in self.excluded],
-            "site": asdict(self.site) if self.site else None,
-            "scripts": [[s.name, tables.index(s.shape), s.text] for s in self.scripts],
-            "tables": tables.rows,
-        }
-        # Escaped: paths may hold bytes that are no UTF-8.
-        body = json.dumps(data, allow_nan=False, separators=(",", ":")).encode()[1:]
-        write_bytes(path, _SEAL_START + _seal(body) + body)
-
-
-_SEAL_START = b'{"seal":"'
-
-
-def _seal(body: bytes) -> bytes:
-    """Shows that a plan file is as it was written: an edited one would send runs that are not what their ids say."""
-    return hashlib.sha256(body).hexdigest().encode() + b'",'
-
-
-class _Tables:
-    """Shapes and executions are few and shared by many runs; the plan file holds each once."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self._index: dict[ResourceShape | Execution, int] = {}
-
-    def index(self, value: ResourceShape | Execution) -> int:
-        if value not in self._index:
-            self._index[value] = len(self.rows)
-            self.rows.append(asdict(value))
-        return self._index[value]
-
-
-def read(path: Path) -> Plan:
-    """Read a plan file.
-
-    Raises:
-        OSError: there is none, or it cannot be read.
-        ValueError: it was not written by this version, is damaged, or was edited.
-    """
-    content = path.read_bytes()
-    head = len(_SEAL_START) + len(_seal(b""))
-    if content[:head] != _SEAL_START + _seal(content[head:]):
-        raise ValueError(f"{path}: damaged or edited, or not a plan of this version")
-    data = json.loads(content)
-    if data.get("plan_version") != PLAN_VERSION:
-        raise ValueError(f"{path}: not a plan of this version")
-    try:
-        rows = data["tables"]
-        shapes = {i: ResourceShape(**row) for i, row in enumerate(rows) if "ranks_per_node" in row}
-        executions = {i: Execution(**row) for i, row in enumerate(rows) if "hang_timeout_s" in row}
-        runs = []
-        for run_id, label, action, why, shape, execution, identity in data["runs"]:
-            train = TrainConfig.from_json({k: v for k, v in identity.items() if k != "v"})
-            cell = Cell(train=train, execution=executions[execution], run_id=run_id, label=label)
-            runs.append(PlannedRun(cell, shapes[shape], Action(action), why))
-        return Plan(
-            experiment=data["experiment"],
-            target=data["target"],
-            digests=data["digests"],
-            runs=runs,
-            excluded=[Excluded(fields=f, rule=r, why=w) for f, r, w in data["excluded"]],
-            merged=data["merged"],
-            gpu_hours=Hours(**data["gpu_hours"]),
-            checks=[Check(**check) for check in data["checks"]],
-            runs_folder=Path(data["runs_folder"]),
-            data_root=Path(data["data_root"]) if data["data_root"] else None,
-            dataset_digests=data["dataset_digests"],
-            code_digest=data["code_digest"],
-            scripts=[Script(n, shapes[s], t) for n, s, t in data["scripts"]],
-            site=Site.from_json(data["site"]) if data["site"] else None,
-            created_at=data["created_at"],
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: damaged plan ({error})") from error
 
 
 def make(
@@ -323,7 +88,7 @@ def make(
         runs=runs,
         excluded=excluded,
         merged=expanded.merged,
-        gpu_hours=_hours([run for run in runs if run.action in {Action.NEW, Action.FAILED}], durations),
+        gpu_hours=gpu_hours([run for run in runs if run.action in {Action.NEW, Action.FAILED}], durations),
         checks=[
             *_remarks(expanded, runs),
             *packages.findings(),
@@ -377,7 +142,7 @@ def current(
     }
     if not fresh:
         try:
-            plan = read(workspace.plan_file)
+            plan = planfile.read(workspace.plan_file)
         except FileNotFoundError:
             plan = None
         except (OSError, ValueError) as error:
@@ -388,7 +153,7 @@ def current(
             return plan
     plan = make(workspace, spec, profile, machine, records, durations, packages, digests=digests)
     try:
-        plan.save(workspace.plan_file)
+        planfile.save(plan, workspace.plan_file)
     except OSError as error:
         raise InputError(
             f"cannot write the plan file: {error.strerror}",
@@ -530,44 +295,6 @@ def _scripts(runs: Sequence[PlannedRun], profile: ClusterProfile, runs_folder: P
     return scripts
 
 
-def _hours(runs: Sequence[PlannedRun], durations: Sequence[Duration]) -> Hours:
-    """GPU-hours of what would be sent: limits as upper bound, measured history as expectation where there is any."""
-    high = sum(run.shape.gpu_hours_limit for run in runs)
-    history = _per_unit_times(durations)
-    known = [(run, times) for run in runs if (times := history.get(_history_key(run.cell.train)))]
-    if not runs:
-        return Hours(0.0, 0.0, 0.0, "nothing to send")
-    if not known:
-        return Hours(None, None, high, "no measured history yet: the limit is all that is known")
-
-    def total(pick: Callable[[Sequence[float]], float]) -> float:
-        hours = sum(pick(times) * _units(run.cell.train) * run.shape.gpus / 3600 for run, times in known)
-        return hours + sum(run.shape.gpu_hours_limit for run in runs if _history_key(run.cell.train) not in history)
-
-    basis = f"measured history for {len(known)} of {len(runs)} runs" + (
-        ", the limit for the others" if len(known) < len(runs) else ""
-    )
-    return Hours(total(min), total(lambda times: sum(times) / len(times)), high, basis)
-
-
-def _per_unit_times(durations: Sequence[Duration]) -> dict[tuple[str, ...], list[float]]:
-    times: dict[tuple[str, ...], list[float]] = {}
-    for d in durations:
-        units = d.steps if d.steps else d.epochs
-        if d.total_time_s and units:
-            key = (d.model, d.dataset, d.strategy, d.hardware, "steps" if d.steps else "epochs")
-            times.setdefault(key, []).append(d.total_time_s / units)
-    return times
-
-
-def _history_key(train: TrainConfig) -> tuple[str, ...]:
-    return (train.model, train.dataset, train.strategy, train.hardware, "steps" if train.steps else "epochs")
-
-
-def _units(train: TrainConfig) -> int:
-    return train.steps or train.epochs
-
-
 def _fields(train: TrainConfig) -> dict[str, Any]:
     """The fields that tell an excluded cell apart."""
     return {k: v for k, v in train.identity().items() if k != "v"}
@@ -575,6 +302,3 @@ def _fields(train: TrainConfig) -> dict[str, Any]:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-__all__ = ["Action", "Check", "Hours", "Plan", "PlannedRun", "Script", "current", "make", "read"]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from db.engine import Store
     from db.submissions import AttemptRecord, Intent
     from orchestrator.cli.workspace import Workspace
-    from orchestrator.planner import Plan
+    from orchestrator.plan import Plan
 
 OUTBOX_AGE_S = 3600.0
 """An outbox file whose submit was killed is cleared away when it is older, so never under a living submit."""

@@ -23,7 +23,7 @@ from orchestrator.cli.workspace import (
 )
 
 if TYPE_CHECKING:
-    from orchestrator.planner import Hours, Plan
+    from orchestrator.plan import Hours, Plan
 
 app = typer.Typer()
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from db.queries import Duration, RunRecord
-from orchestrator import cluster, experiment, planner
+from orchestrator import cluster, experiment, planfile, planner
 from orchestrator.cli.workspace import Workspace
 from orchestrator.errors import InputError
 from orchestrator.executors.machine import Gpu, Machine
 from orchestrator.interpreter import Packages
-from orchestrator.planner import Action
+from orchestrator.plan import Action, Plan
 from workloads import registry
 from workloads.contract import State
 from workloads.provenance import code_digest
@@ -75,7 +75,7 @@ def _plan(
     durations: list[Duration] | None = None,
     packages: dict[str, str] | None = EVERYTHING,
     data_root: Path | None = None,
-) -> planner.Plan:
+) -> Plan:
     workspace = Workspace.at(runs=folder / "runs", database=str(folder / "results.db"), data_root=data_root)
     return planner.make(
         workspace,
@@ -88,7 +88,7 @@ def _plan(
     )
 
 
-def _record(plan: planner.Plan, index: int, **changes: Any) -> dict[str, RunRecord]:
+def _record(plan: Plan, index: int, **changes: Any) -> dict[str, RunRecord]:
     run = plan.runs[index]
     record = RunRecord(
         run_id=run.cell.run_id,
@@ -241,8 +241,8 @@ def test_more_gpus_than_any_node_has_are_excluded_with_the_number_there_is(
 def test_a_plan_survives_its_file(tmp_path: Path, sol: cluster.ClusterProfile) -> None:
     """What ``submit`` reads is what ``plan`` made: same runs, specs, scripts and exclusions."""
     plan = _plan(tmp_path, EIGHTEEN, profile=sol)
-    plan.save(tmp_path / "plan.json")
-    back = planner.read(tmp_path / "plan.json")
+    planfile.save(plan, tmp_path / "plan.json")
+    back = planfile.read(tmp_path / "plan.json")
     assert back.to_json() == plan.to_json()
     assert [back.spec(run) for run in back.runs] == [plan.spec(run) for run in plan.runs]
 
@@ -252,10 +252,10 @@ def test_a_foreign_plan_file_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "plan.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"plan\.json"):
-        planner.read(path)
+        planfile.read(path)
 
 
-def _current(folder: Path, **changes: Any) -> planner.Plan:
+def _current(folder: Path, **changes: Any) -> Plan:
     workspace = Workspace.at(
         runs=folder / "runs", database=str(folder / "results.db"), experiment=folder / "experiment.toml"
     )
@@ -268,14 +268,14 @@ def test_a_plan_holds_until_one_of_its_sources_changes(tmp_path: Path, monkeypat
     (tmp_path / "experiment.toml").write_text(TWO)
     first = _current(tmp_path)
     marked = dataclasses.replace(first, created_at="the first")
-    marked.save(tmp_path / "plan.json")
+    planfile.save(marked, tmp_path / "plan.json")
     assert _current(tmp_path).created_at == "the first"
     assert _current(tmp_path, sets=["epochs=2"]).created_at != "the first"
     assert _current(tmp_path).digests == first.digests
-    marked.save(tmp_path / "plan.json")
+    planfile.save(marked, tmp_path / "plan.json")
     (tmp_path / "experiment.toml").write_text(TWO + "# a comment\n")
     assert _current(tmp_path).created_at != "the first"
-    marked.save(tmp_path / "plan.json")
+    planfile.save(marked, tmp_path / "plan.json")
     assert _current(tmp_path, local=False, cluster=ROOT / "cluster.example.toml").target == "sol"
 
 
@@ -309,7 +309,7 @@ def test_a_folder_whose_name_is_no_utf8_is_planned_in(tmp_path: Path, monkeypatc
     monkeypatch.chdir(folder)
     (folder / "experiment.toml").write_text(TWO)
     made = _current(folder)
-    assert planner.read(folder / "plan.json").runs_folder == made.runs_folder == folder / "runs"
+    assert planfile.read(folder / "plan.json").runs_folder == made.runs_folder == folder / "runs"
 
 
 def test_a_comment_or_another_order_plans_nothing_new(tmp_path: Path) -> None:
