@@ -46,6 +46,7 @@ def test_batches_are_those_of_the_cpu(augment: str, channels_last: bool, size: i
         assert other.x.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
 @pytest.mark.parametrize("augment", sorted(KERNELS_A_STEP))
 def test_a_step_adds_few_kernels_and_never_waits(augment: str) -> None:
     """A whole epoch under the mode that turns every synchronisation into an error; kernels counted by the profiler."""
