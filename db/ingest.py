@@ -74,7 +74,7 @@ def rebuild(store: Store, runs_folder: Path, *, drop_missing: bool = False) -> C
         InputError: such runs would go; nothing was changed.
     """
     with tempfile.TemporaryDirectory() as folder, open_store(str(Path(folder) / "fresh.db")) as fresh:
-        collect(fresh, runs_folder)
+        left_out = collect(fresh, runs_folder).problems
         with fresh.read() as source, store.write() as target:
             old_runs = {row.run_id: tuple(row) for row in target.execute(select(runs))}
             old_attempts = target.execute(select(attempts)).mappings().all()
@@ -86,10 +86,12 @@ def rebuild(store: Store, runs_folder: Path, *, drop_missing: bool = False) -> C
             _carry_over(target, old_runs, old_attempts)
             lost = old_runs.keys() - set(target.execute(select(runs.c.run_id)).scalars())
             if lost and not drop_missing:
+                named = ", ".join(sorted(lost)[:3]) + (", ..." if len(lost) > 3 else "")
+                unreadable = "".join(f"; {problem.path}: {problem.what}" for problem in left_out[:3])
                 raise InputError(
-                    f"{len(lost)} of {len(old_runs)} runs in the database have no directory in {runs_folder}",
+                    f"{len(lost)} of {len(old_runs)} runs in the database have no readable directory in {runs_folder}",
                     where=store.database,
-                    why=f"they would be lost: {', '.join(sorted(lost)[:3])}{', ...' if len(lost) > 3 else ''}",
+                    why=f"they would be lost: {named}{unreadable}",
                     hint="name the right folder with --runs, or add --drop-missing",
                 )
     # The directories may have changed while the new content was made.

@@ -449,6 +449,15 @@ def test_a_rebuild_in_the_middle_of_a_campaign_keeps_what_only_the_store_knows(c
         assert {a.token for a in submissions.live(store)} == {i.token for i in intents[:3]}
 
 
+def test_a_rebuild_names_the_damage_that_would_lose_a_run(campaign: Any, database: str) -> None:
+    run = campaign.done(seed=0).path.parents[1]
+    with open_store(database) as store:
+        collect(store, campaign.runs)
+        (run / "spec.json").write_text("{half")
+        with pytest.raises(InputError, match=rf"{run.name}; {run}/spec.json: not whole JSON"):
+            rebuild(store, campaign.runs)
+
+
 def test_a_rebuild_from_the_wrong_folder_is_refused(campaign: Any, database: str, tmp_path: Path) -> None:
     """Runs without a directory would be lost, so it takes a word; nothing changes before."""
     campaign.done(seed=0)
@@ -457,7 +466,7 @@ def test_a_rebuild_from_the_wrong_folder_is_refused(campaign: Any, database: str
         collect(store, campaign.runs)
         before = content(store)
         shutil.rmtree(gone)
-        with pytest.raises(InputError, match=rf"1 of 2 runs in the database have no directory.*\n.*{gone.name}"):
+        with pytest.raises(InputError, match=rf"1 of 2 runs in the database have no readable dir.*\n.*{gone.name}"):
             rebuild(store, campaign.runs)
         assert content(store) == before
         assert rebuild(store, campaign.runs, drop_missing=True).runs == 1
