@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pickle
 import tempfile
@@ -38,6 +39,19 @@ def _to_cpu(state: Any) -> Any:
     return state
 
 
+class _Stream(io.BufferedWriter):
+    """Remembers why bytes were refused: torch's zip writer only says at which one."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
 def save(path: Path, run_id: str, state: dict[str, Any], progress: dict[str, Any]) -> None:
     """Write a checkpoint: temp file in the same folder, fsync, rename.
 
@@ -53,14 +67,14 @@ def save(path: Path, run_id: str, state: dict[str, Any], progress: dict[str, Any
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "wb") as stream:
+        stream = _Stream(io.FileIO(descriptor, "wb"))
+        with stream:
             torch.save({"version": VERSION, "run_id": run_id, **state, "progress": progress}, stream)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(name, path)
     except RuntimeError as error:
-        # torch's zip writer says so when the stream refuses bytes.
-        raise OSError(f"{path}: {error}") from error
+        raise OSError(f"{path}: {stream.failure.strerror if stream.failure else error}") from error
     finally:
         with contextlib.suppress(OSError):
             os.unlink(name)

@@ -73,8 +73,8 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(name)
-        if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # a failed write names no file
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a failed write names no file
         raise
 
 

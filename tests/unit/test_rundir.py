@@ -85,13 +85,13 @@ def test_an_edited_spec_is_not_the_run_any_more(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system names none when a disk is full, and a temporary one when a folder may not be written."""
+    """The system names none when a disk is full."""
 
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"No space left on device: '.*/result\.json'"):
+    with pytest.raises(OSError, match=r"No space left on device: '.*/result\.json'$"):
         write_json(tmp_path / "result.json", {})
     assert list(tmp_path.iterdir()) == []
 
