@@ -186,7 +186,8 @@ def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_failed_checkpoint_leaves_the_one_before(tmp_path: Path) -> None:
-    """On a full disk the old file stays whole and no temporary one remains; it is an OSError, whatever torch says."""
+    """On a full disk the old file stays whole and no temporary one remains. The message has the system's reason, also
+    where the file is larger than a buffer and torch only says at which byte it stopped."""
     import resource
 
     from workloads import checkpoint
@@ -197,8 +198,10 @@ def test_a_failed_checkpoint_leaves_the_one_before(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(OSError, match=r"File too large"):
-            checkpoint.save(path, RUN_ID, _state(), {"epoch": 2})
+        large = {"model": {str(i): torch.zeros(50_000) for i in range(3)}, "optimizer": {}}
+        for state in (_state(), large):
+            with pytest.raises(OSError, match="File too large"):
+                checkpoint.save(path, RUN_ID, state, {"epoch": 2})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.read_bytes() == before
