@@ -28,6 +28,7 @@ READ = (
     "batch_norm",
     "train_fraction",
     "precision",
+    "channels_last",
     "optimizer",
     "momentum",
     "nesterov",
@@ -55,6 +56,11 @@ class _Facts:
     dataset: DatasetDeclaration
     shape: DatasetShape | None
     hardware: Hardware
+
+    @property
+    def options(self) -> registry.Options:
+        """Of the strategy, its defaults filled in."""
+        return _options(self.strategy, self.choice)
 
 
 class Rules:
@@ -100,12 +106,14 @@ def _options(declaration: StrategyDeclaration, choice: StrategyChoice) -> dict[s
 def _first_breach(facts: _Facts) -> Breach | None:
     """Rules in the order in which they help most: hardware before model before batch."""
     if facts.strategy.framework == registry.NO_FRAMEWORK:
-        why = facts.strategy.refuses(facts.hardware, _options(facts.strategy, facts.choice))
+        why = facts.strategy.refuses(facts.hardware, facts.options)
         return Breach(f"strategy {facts.strategy.name}", why) if why else None
     for rule, why in (
         (
             f"strategy {facts.strategy.name}",
-            facts.strategy.refuses(facts.hardware, _options(facts.strategy, facts.choice)),
+            facts.strategy.refuses(facts.hardware, facts.options)
+            or facts.strategy.refuses_training(facts.values, facts.options)
+            or _layers(facts),
         ),
         (f"model {facts.values['model']}", _framework(facts) or _image_size(facts)),
         ("stem", _stem(facts)),
@@ -123,6 +131,12 @@ def _framework(facts: _Facts) -> str:
     if facts.strategy.framework in facts.model.frameworks:
         return ""
     return f"{facts.values['model']} is not written for {facts.strategy.framework}, which {facts.strategy.name} needs"
+
+
+def _layers(facts: _Facts) -> str:
+    if facts.strategy.needs_layers and facts.model.layers is None:
+        return f"{facts.strategy.name} cuts a model into parts, and {facts.values['model']} cannot be cut"
+    return ""
 
 
 def _image_size(facts: _Facts) -> str:
@@ -180,18 +194,39 @@ def _batch_norm(facts: _Facts) -> str:
     batch_size, shares, num_train = facts.values["batch_size"], _shares(facts), _num_train(facts)
     steps = facts.values["steps"]
     assert isinstance(batch_size, int) and (steps is None or isinstance(steps, int))
+    micro_batches = facts.strategy.micro_batches(facts.options)
     who = f"one of {shares} ranks" if shares > 1 else "a step"
-    if batch_size < 2 * shares:
+    if micro_batches > 1:
+        who = f"one of {micro_batches} micro-batches"
+    if _smallest_part(batch_size // shares, micro_batches) < 2:
         return (
             f"batch_size {batch_size} leaves {who} with a single sample, which batch norm cannot normalise: "
             f'raise batch_size, or set batch_norm = "frozen"'
         )
+    if facts.strategy.equal_micro_batches and batch_size // shares % micro_batches:
+        return (
+            f"batch_size {batch_size} cannot be cut into {micro_batches} equal micro-batches, and batch norm would see "
+            "the samples that make up for it: set another batch_size"
+        )
     if num_train is None or facts.values["drop_last"]:
         return ""
     full_batches, last = divmod(num_train, batch_size)
-    if last == 0 or last >= 2 * shares or (steps is not None and steps <= full_batches):
+    if last == 0 or (steps is not None and steps <= full_batches):
+        return ""
+    if facts.strategy.equal_micro_batches:
+        return (
+            f"the last batch of an epoch has {last} of {batch_size} samples and is filled up to whole micro-batches, "
+            "which batch norm would see: set drop_last = true, or another batch_size"
+        )
+    if _smallest_part(last // shares, micro_batches) >= 2:
         return ""
     return (
         f"the last batch of an epoch has {last} of {batch_size} samples and leaves {who} with a single one or none, "
         "which batch norm cannot normalise: set drop_last = true, or another batch_size"
     )
+
+
+def _smallest_part(samples: int, parts: int) -> int:
+    """Samples in the last part as ``torch.chunk`` cuts: into equal ones, the last smaller; fewer of few samples."""
+    size = -(-samples // parts)
+    return samples - size * (-(-samples // size) - 1) if samples else 0

@@ -12,7 +12,7 @@ import importlib
 import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -65,6 +65,20 @@ class StrategyDeclaration:
     """What batch norm sees under this strategy (``per_rank``, ``whole_batch``, ``per_micro_batch``)."""
     create: Callable[[], Callable[..., Strategy]]
     """Imports the framework and returns the strategy class; called in the job only."""
+    refuses_training: Callable[[Mapping[str, Any], Options], str] = lambda _train, _options: ""
+    """Why it cannot train like that (keys of ``TrainConfig`` to values); empty when it can. It may read ``precision``,
+    ``channels_last`` and ``optimizer``."""
+    needs_layers: bool = False
+    """Whether the model must be one that can be cut into a list of layers."""
+    micro_batches: Callable[[Options], int] = lambda _options: 1
+    """Into how many micro-batches a step cuts what a rank has of a batch, as ``torch.chunk`` cuts; batch norm sees
+    one."""
+    equal_micro_batches: bool = False
+    """Whether those must be of equal size, so that samples are made up for an odd batch; batch norm would see them."""
+    contract_options: tuple[Options, ...] = field(default=({},), hash=False)
+    """Sets of options under which contract tests compare it with eager; together they reach all of its code."""
+    equal_under: tuple[str, ...] = ("sgd", "adam", "adamw")
+    """Optimisers under which it learns what eager learns, batch norm aside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +98,8 @@ class ModelDeclaration:
     random state that the engine seeded; dropout already set from ``config.dropout``. Imports the framework."""
     layers: Callable[[Any], list[Any]] | None = None
     """(what ``build`` made) -> its layers in order, each fed by the one before, sharing the model's modules; for
-    strategies that cut a model into parts. None: this model cannot be cut. Raises InputError when one member of a family
-    cannot. See ``workloads.models.sequential``."""
+    strategies that cut a model into parts. None: this model cannot be cut. Raises InputError when one member of a
+    family cannot. See ``workloads.models.sequential``."""
     has_batch_norm: bool | None = None
     """None: not known without building it."""
     uses_stem: bool = False

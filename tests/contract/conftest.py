@@ -116,10 +116,10 @@ class Launcher:
         self._processes += processes
         return Ranks(processes)
 
-    def succeed(self, runs: RunDir | Sequence[RunDir], *, ranks: int = 1, **more: Any) -> None:
+    def succeed(self, runs: RunDir | Sequence[RunDir], *, ranks: int = 1, within_s: float = 240.0, **more: Any) -> None:
         """Start ranks and wait for a good end."""
         started = self.start(runs, ranks=ranks, **more)
-        codes = started.exit_codes(within_s=240)
+        codes = started.exit_codes(within_s)
         assert codes == [0] * ranks, [started.stderr(rank) for rank in range(ranks)]
 
     @staticmethod

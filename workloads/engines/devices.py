@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from workloads import provenance, world
+from workloads.contract import Hardware, Topology, TrainConfig
 from workloads.engines.communication import Communication
 from workloads.errors import WrongHardwareError
 from workloads.job import Job, say
@@ -47,6 +48,14 @@ def choose_device(job: Job) -> torch.device:
             "then be slow or fail for want of peer access; ask for GPUs by node, not by task"
         )
     return device
+
+
+def devices_of(device: torch.device, config: TrainConfig, topology: Topology) -> tuple[torch.device, ...]:
+    """What this rank computes on: its device, or in a run of one process all devices of the run."""
+    count = Hardware.parse(config.hardware).devices if topology is Topology.ONE_PROCESS else 1
+    if device.type == "cpu":
+        return (device,) * count
+    return (device, *(torch.device("cuda", i) for i in range(count) if i != device.index))
 
 
 def _torch_gpus() -> list[world.Gpu]:

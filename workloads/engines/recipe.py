@@ -57,6 +57,18 @@ def build_model(config: TrainConfig, data: ImageData, size: int) -> nn.Module:
     return module
 
 
+def layers(config: TrainConfig, module: nn.Module) -> list[nn.Module]:
+    """The model as a list of layers.
+
+    Raises:
+        InputError: it cannot be cut.
+    """
+    cut = _declaration(config).layers
+    if cut is None:
+        raise InputError(f"{config.model} cannot be cut into layers", hint="choose a strategy that keeps models whole")
+    return cut(module)
+
+
 def _declaration(config: TrainConfig) -> registry.ModelDeclaration:
     declaration = registry.find(registry.models(), config.model)
     if declaration is None:

@@ -13,7 +13,7 @@ from workloads.contract import Topology, TrainConfig
 from workloads.datasets.images import ImageData
 from workloads.engines import recipe
 from workloads.engines.communication import Communication
-from workloads.engines.devices import choose_device, describe_world
+from workloads.engines.devices import choose_device, describe_world, devices_of
 from workloads.engines.evaluation import evaluate
 from workloads.errors import DatasetError, InputError
 from workloads.job import Job, say
@@ -80,6 +80,9 @@ def train(job: Job) -> None:
         forward=recipe.forward(config, device),
         loss_sum=recipe.loss_sum(config),
         set_training=recipe.set_training(config),
+        layers=lambda: recipe.layers(config, module),
+        input_shape=(data.channels, size, size),
+        devices=devices_of(device, config, declaration.topology(options)),
     )
     strategy = declaration.create()(task)
     job.pulse.beat()

@@ -106,7 +106,7 @@ def cut(layers: Sequence[nn.Module], sizes: Sequence[int]) -> list[nn.Sequential
     assert sum(sizes) == len(layers) and min(sizes) > 0, (sizes, len(layers))
     parts, start = [], 0
     for size in sizes:
-        part = nn.Sequential(*layers[start : start + size])
+        part = nn.Sequential(*layers[start : start + size]).eval()
         if start and getattr(part[0], "inplace", False):
             part[0].inplace = False  # type: ignore[assignment]
         parts.append(part)

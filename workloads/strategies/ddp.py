@@ -1,8 +1,7 @@
 """``ddp``: torch's DistributedDataParallel, one process per device, gradients averaged by all-reduce.
 
-Each rank takes its own part of the global batch and batch norm normalises over that part. Running statistics are not
-broadcast every step, which would cost a collective a step and keep rank 0's only; they are averaged over ranks before
-an evaluation or a checkpoint.
+Each rank takes its own part of the global batch and batch norm normalises over that part; running statistics are
+averaged over ranks before an evaluation or a checkpoint.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Topology
 from workloads.registry import Option, StrategyDeclaration
+from workloads.strategies.running_statistics import RunningStatistics
 
 if TYPE_CHECKING:
     import torch
@@ -48,10 +48,7 @@ class Ddp:
             static_graph=task.options["static_graph"],
         )
         self.optimizer = task.make_optimizer(self._module.parameters())
-        norms = [m for m in self._module.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
-        learning = [m for m in norms if m.track_running_stats and task.config.batch_norm == "batch"]
-        self._statistics = [b for m in learning for b in (m.running_mean, m.running_var) if b is not None]
-        self._statistics_differ = False
+        self._statistics = RunningStatistics(task, self._module)
 
     def train_step(self, batch: Batch) -> Tensor:
         self._task.set_training(self._module, True)
@@ -63,11 +60,11 @@ class Ddp:
         weight = self._task.world.size / batch.num_global  # rank weighting
         (loss * weight).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        self._statistics_differ = True
+        self._statistics.differ = True
         return loss.detach()
 
     def logits(self, x: Tensor) -> Tensor:
-        self._average_statistics()
+        self._statistics.average()
         self._task.set_training(self._module, False)
         with self._inference():
             return self._task.forward(self._module, x)
@@ -75,31 +72,16 @@ class Ddp:
     def state_dict(self) -> dict[str, Any]:
         from workloads.checkpoint import cpu_state
 
-        self._average_statistics()
+        self._statistics.average()
         return cpu_state(self._module, self.optimizer) if self._task.world.rank == 0 else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._module.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self._statistics_differ = False
+        self._statistics.differ = False
 
     def close(self) -> None:
         """Nothing outlives the object."""
-
-    def _average_statistics(self) -> None:
-        if not self._statistics_differ:
-            return
-        self._statistics_differ = False
-        if self._statistics and self._task.world.size > 1:
-            import torch
-            from torch import distributed
-
-            # One message for all layers: hundreds of small ones cost more than the evaluation of a small test set.
-            flat = torch.cat([b.reshape(-1) for b in self._statistics])
-            distributed.all_reduce(flat)
-            parts = torch.split(flat / self._task.world.size, [b.numel() for b in self._statistics])
-            for buffer, mean in zip(self._statistics, parts, strict=True):
-                buffer.copy_(mean.view_as(buffer))
 
 
 DECLARATION = StrategyDeclaration(

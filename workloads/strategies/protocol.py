@@ -53,7 +53,16 @@ class Task:
     loss_sum: Callable[[Tensor, Tensor], Tensor]
     """(logits, y) -> training loss *summed* over the samples."""
     set_training: Callable[[nn.Module, bool], None]
-    """Training or evaluation mode, with batch norm frozen where the run asks for it; cheap when nothing changes."""
+    """Training or evaluation mode, with batch norm frozen where the run asks for it; cheap when nothing changes.
+
+    ``module`` comes in evaluation mode, and a wrapper around it must be put there too, or the first change is none."""
+    layers: Callable[[], list[nn.Module]]
+    """The model as a list of layers that share its modules; raises InputError when it cannot be cut."""
+    input_shape: tuple[int, int, int]
+    """(channels, height, width) of a sample."""
+    devices: tuple[torch.device, ...]
+    """All devices that this rank computes on; the first is ``device``. On a CPU, where one process may stand for
+    several devices, the same one several times."""
 
 
 class Strategy(Protocol):

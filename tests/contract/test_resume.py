@@ -1,0 +1,107 @@
+"""Resumed is as if never interrupted, whatever the strategy: parameters, running statistics, optimiser state, losses.
+
+That a rank may be killed at any point is tested with ``eager`` and ``ddp``; here it is the strategies' own state that
+counts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.ways import Way, ways
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+WAYS = [Way("eager", 1), *ways(2)]
+TRAIN: dict[str, Any] = {
+    "dataset": "imagefolder/few",
+    "model": "cnn",
+    "dropout": 0.2,
+    "batch_size": 12,
+    "drop_last": True,
+    "epochs": 3,
+    "augment": "crop_flip",
+    "optimizer": "adam",
+    "lr": 1e-3,
+    "schedule": "cosine",
+}
+"""Batch norm is live; an epoch has three steps."""
+
+COPY_FIRST_CHECKPOINT = """
+from pathlib import Path
+import shutil
+from workloads import checkpoint
+save = checkpoint.save
+def save_and_copy(path, run_id, state, progress):
+    save(path, run_id, state, progress)
+    if progress["epoch"] == 1:
+        other = Path(str(path).replace("/undisturbed/", "/resumed/"))
+        other.parent.mkdir(exist_ok=True)
+        shutil.copy(path, other)
+checkpoint.save = save_and_copy
+"""
+"""A run below ``undisturbed`` leaves its first checkpoint to the run below ``resumed``, which comes later."""
+
+
+@pytest.fixture(scope="module")
+def pairs(launcher: Any, data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Way, tuple[Any, Any]]:
+    """(undisturbed run, run that goes on from its first checkpoint) of every way; one launch a number of ranks."""
+    root = tmp_path_factory.mktemp("runs")
+    pairs = {
+        way: tuple(
+            launcher.write(root / name, data_root=data_root, **TRAIN, **way.train)
+            for name in ("undisturbed", "resumed")
+        )
+        for way in WAYS
+    }
+    for ranks in sorted({way.ranks for way in WAYS}):
+        runs = [run for way in WAYS if way.ranks == ranks for run in pairs[way]]
+        launcher.succeed(runs, ranks=ranks, prelude=COPY_FIRST_CHECKPOINT, within_s=600)
+    return pairs
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_resumed_is_as_if_never_interrupted(launcher: Any, pairs: dict[Way, tuple[Any, Any]], way: Way) -> None:
+    """Every bit of the last checkpoint and every loss, with dropout, augmentation and live batch norm."""
+    undisturbed, resumed = pairs[way]
+    assert resumed.attempt(1).read_result().resumed_from_epoch == 1
+    assert undisturbed.attempt(1).read_result().resumed_from_epoch is None
+    one, two = (torch.load(run.checkpoint, weights_only=True) for run in (undisturbed, resumed))
+    _same(one["model"], two["model"], "model")
+    _same(one["optimizer"], two["optimizer"], "optimizer")
+    losses = [
+        [loss for e in launcher.events(run.attempt(1), "steps") for loss in e["loss"]] for run in (undisturbed, resumed)
+    ]
+    assert len(losses[0]) == 9 and losses[0][3:] == losses[1]
+    assert undisturbed.attempt(1).read_result().test_loss == resumed.attempt(1).read_result().test_loss
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_checkpoint_is_that_of_the_whole_model(pairs: dict[Way, tuple[Any, Any]], way: Way) -> None:
+    """Names, shapes and types of model and optimiser are eager's, in its order."""
+    eager, other = (torch.load(pairs[w][0].checkpoint, weights_only=True) for w in (WAYS[0], way))
+    assert _outline(other["model"]) == _outline(eager["model"])
+    assert _outline(other["optimizer"]["state"]) == _outline(eager["optimizer"]["state"])
+    assert other["optimizer"]["param_groups"][0]["params"] == eager["optimizer"]["param_groups"][0]["params"]
+
+
+def _same(one: Any, other: Any, where: str) -> None:
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict | list):
+        items = one.items() if isinstance(one, dict) else enumerate(one)
+        assert len(one) == len(other), where
+        for key, value in items:
+            _same(value, other[key], f"{where}: {key}")
+    else:
+        assert one == other, where
+
+
+def _outline(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return tuple(state.shape), state.dtype
+    return {k: _outline(v) for k, v in state.items()} if isinstance(state, dict) else state
