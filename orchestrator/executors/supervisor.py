@@ -103,6 +103,8 @@ class _Controller:
         self._started = time.monotonic()
         self._exited_at: dict[int, float] = {}
         """Rank -> when it was first seen to be gone."""
+        self._signs: dict[int, tuple[int, float]] = {}
+        """Rank -> time of its progress file, and when we saw it come."""
         self._stop_signal: str = ""
         self._warned = False
         self._oom_kills = processes.num_oom_kills()
@@ -285,21 +287,24 @@ class _Controller:
 
     def _silent(self) -> Ending | None:
         timeout_s = self._spec.execution.hang_timeout_s
-        running_s = time.monotonic() - self._started
-        allowed_s = timeout_s + min(HANG_MARGIN_S, 1.0 + timeout_s / 10)
-        if timeout_s == 0 or running_s < allowed_s:
+        if timeout_s == 0:
             return None
+        allowed_s = timeout_s + min(HANG_MARGIN_S, 1.0 + timeout_s / 10)
         for rank in range(len(self._ranks)):
-            if rank in self._exited_at:
-                continue
-            try:
-                silent_s = time.time() - self._attempt.progress(rank).stat().st_mtime
-            except OSError:
-                silent_s = running_s
-            # No longer than the rank lives: another machine's clock may have written an old time.
-            if min(silent_s, running_s) >= allowed_s:
+            if rank not in self._exited_at and time.monotonic() - self._last_sign(rank) >= allowed_s:
                 return Ending(State.FAILED, "hang", f"rank {rank} made no progress for {timeout_s} s")
         return None
+
+    def _last_sign(self, rank: int) -> float:
+        """When the time of a rank's progress file last changed, by a clock that nobody sets: the time itself may come
+        from another machine's, and this one's may jump."""
+        written, seen_at = self._signs.get(rank, (None, self._started))
+        with contextlib.suppress(OSError):
+            now = self._attempt.progress(rank).stat().st_mtime_ns
+            if now != written:
+                seen_at = time.monotonic()
+                self._signs[rank] = (now, seen_at)
+        return seen_at
 
     def _note_signal(self, number: int, frame: object) -> None:  # noqa: ARG002 (signal's signature)
         self._stop_signal = signal.Signals(number).name

@@ -138,6 +138,14 @@ def test_a_silent_rank_is_a_hang(lab: Lab) -> None:
     assert not alive(seen(run)["pid"])
 
 
+def test_a_clock_that_jumps_makes_no_run_look_silent(lab: Lab) -> None:
+    """The rank goes on saying where it is, with times an hour old: this machine's clock was put forward, or the file
+    server's is behind."""
+    (run,) = lab.send(lab.spec(sleep=6, progress=True, behind=3600, hang_timeout_s=1))
+    (ended,) = lab.wait_exit(run)
+    assert ended.state is State.SUCCEEDED, ended.message
+
+
 def test_the_time_limit_comes_with_a_warning(lab: Lab) -> None:
     (run,) = lab.send(lab.spec(sleep=600, time_limit_s=2, warned=True))
     started = seen(run)["time"]
