@@ -242,9 +242,8 @@ class SlurmCluster:
         """Find out what became of an array: it is adopted, or discarded, or in doubt until the next command."""
         while record.job_id is None:
             found = slurm_queries.find(self._folder, self._site, record)
-            found = found or self._told_by_itself(record)
-            if found:
-                return self._adopt(record, found)
+            if known := found or self._told_by_itself(record):
+                return self._adopt(record, known)
             if found is not None:
                 record = self._arrays.missed(record)
                 if time.time() - (record.missed_at or time.time()) >= ADOPTION_GRACE_S:
@@ -258,13 +257,13 @@ class SlurmCluster:
             time.sleep(min(ADOPTION_POLL_S, ADOPTION_GRACE_S / 4))
         return self._adopt(record, [record.job_id])
 
-    def _told_by_itself(self, record: ArrayRecord) -> list[str] | None:
-        """The number of the job, from a task that has started; None when none has said so, like no answer at all."""
+    def _told_by_itself(self, record: ArrayRecord) -> list[str]:
+        """The number of the job, from a task that has started."""
         for task in record.tasks:
             owner = _object(task.directory(self._runs).owner)
             if owner.get("job_name") == record.name:
                 return [str(owner.get("job_id", "")).partition("_")[0]]
-        return None
+        return []
 
     def _adopt(self, record: ArrayRecord, job_ids: Sequence[str]) -> list[Receipt]:
         from orchestrator.executors import slurm_array

@@ -294,6 +294,8 @@ StorageLoc=slurm_acct_db
 PARTITIONS = (
     "PartitionName=htc Nodes=ALL Default=NO MaxTime=4:00:00 DefaultTime=60 DefMemPerCPU=100 State=UP",
     "PartitionName=public Nodes=ALL Default=YES MaxTime=7-0 DefaultTime=60 DefMemPerCPU=100 State=UP",
+    # Takes jobs and starts none.
+    "PartitionName=closed Nodes=ALL Default=NO MaxTime=4:00:00 DefaultTime=60 DefMemPerCPU=100 State=DOWN",
 )
 
 

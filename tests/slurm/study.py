@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
+import logging
 import os
 import re
 import subprocess
@@ -15,9 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import cli
+from orchestrator.interpreter import Packages
 from tests.slurm.lab import Lab
 
+for _module in ("planning", "running", "results", "following"):
+    importlib.import_module(f"orchestrator.cli.{_module}")
+for _module in ("alembic.command", "db.ingest", "db.queries", "submitit", "typer._adapters", "orchestrator.submitter"):
+    importlib.import_module(_module)
+
 ROOT = Path(__file__).parents[2]
+
+_PACKAGES = functools.cache(Packages.of)
 
 CLUSTER = """
 [cluster.lab]
@@ -99,10 +110,11 @@ class Study:
         return Done(done.returncode, done.stdout, done.stderr)
 
     def _in_fork(self, argv: tuple[str, ...], before: Callable[[], None] | None) -> Done:
+        packages = _PACKAGES(str(self.python))
         with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
             pid = os.fork()
             if pid == 0:
-                self._child(argv, before, stdout.fileno(), stderr.fileno())
+                self._child(argv, before, packages, stdout.fileno(), stderr.fileno())
             _, status = os.waitpid(pid, 0)
             texts = []
             for stream in (stdout, stderr):
@@ -110,17 +122,23 @@ class Study:
                 texts.append(stream.read())
         return Done(os.waitstatus_to_exitcode(status), *texts)
 
-    def _child(self, argv: tuple[str, ...], before: Callable[[], None] | None, stdout: int, stderr: int) -> None:
+    def _child(
+        self, argv: tuple[str, ...], before: Callable[[], None] | None, packages: Packages, stdout: int, stderr: int
+    ) -> None:
         code = 70
         try:
             os.dup2(stdout, 1)
             os.dup2(stderr, 2)
-            sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
-            sys.stderr = open(2, "w", encoding="utf-8", closefd=False)
+            sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+            sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
             os.chdir(self.folder)
             env = self.env
             os.environ.clear()
             os.environ.update(env)
+            # What costs time and changes nothing here: asking an interpreter for its packages, waiting for the disk.
+            Packages.of = lambda python: packages  # type: ignore[method-assign, assignment]
+            os.fsync = lambda descriptor: None  # type: ignore[assignment]
+            logging.getLogger().handlers.clear()
             if before is not None:
                 before()
             code = cli.run(list(argv))
@@ -154,14 +172,15 @@ class Study:
         return self.until(lambda rows: bool(rows) and not any(row["state"] in live for row in rows), timeout_s)
 
     def queued(self) -> list[str]:
-        """Tasks that Slurm has for this study, ended ones too, as ``array_index``."""
+        """Tasks that Slurm has for this study, also ended ones unless they were cancelled, as ``array_index``."""
         names = [path.name for path in (self.runs / "jobs").glob("orc-*")]
         if not names:
             return []
         listed = self.lab.command(
-            "env", "SLURM_BITSTR_LEN=0", "squeue", "-h", "--array", "--states=all", f"--name={','.join(names)}", "-o%i"
+            *("env", "SLURM_BITSTR_LEN=0", "squeue", "-h", "--array", "--states=all", f"--name={','.join(names)}"),
+            "--format=%i %T",
         )
-        return sorted(listed.split())
+        return sorted(task for task, state in map(str.split, listed.splitlines()) if state != "CANCELLED")
 
     def forget(self) -> None:
         """End what is left of it in the queue."""

@@ -1,0 +1,271 @@
+"""What a submission survives on a real Slurm: kills at any point, answers that get lost, refusals, limits."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db.engine import open_store
+from tests.slurm.lab import Lab
+from tests.slurm.study import Study, job_ids, number_sent
+
+pytestmark = pytest.mark.slurm
+
+FOUR_RUNS = """
+[matrix]
+hardware = ["a100:1", "a30:1"]
+seed = [0, 1]
+"""
+TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+REFUSED = (
+    "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
+    "(job submit limit, user's size and/or time limits)"
+)
+
+
+@pytest.fixture
+def study(lab: Lab, tmp_path: Path) -> Iterator[Study]:
+    """Four runs of two shapes in a queue that starts nothing."""
+    made = Study(lab, tmp_path / "study")
+    made.write(FOUR_RUNS, partition="closed")
+    yield made
+    made.forget()
+
+
+def quick_to_decide() -> None:
+    """Wait less long for word of an array that Slurm may have: on one machine messages take no time."""
+    from orchestrator.executors import slurm
+
+    slurm.ADOPTION_GRACE_S = 0.6
+
+
+class Points:
+    """Every moment at which the outside world changes, or is asked; ends the process at one of them."""
+
+    def __init__(self, kill_at: int = -1) -> None:
+        self.passed: list[str] = []
+        self._kill_at = kill_at
+
+    def reach(self, name: str) -> None:
+        self.passed.append(name)
+        if len(self.passed) - 1 == self._kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def install(self) -> None:
+        from submitit.core.utils import DelayedSubmission
+
+        from db.engine import Store
+        from orchestrator.executors import slurm_commands
+
+        for owner, name in (
+            (os, "replace"),
+            (os, "unlink"),
+            (Path, "rename"),
+            (Path, "touch"),
+            (Path, "mkdir"),
+            (DelayedSubmission, "dump"),
+            (slurm_commands, "run"),
+        ):
+            self._wrap(owner, name)
+        write = Store.write
+
+        @contextmanager
+        def written(store: Store) -> Iterator[Any]:
+            with write(store) as connection:
+                yield connection
+                self.reach("inside a transaction")
+            self.reach("after a transaction")
+
+        Store.write = written  # type: ignore[assignment, method-assign]
+
+    def _wrap(self, owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            what = args[0] if name == "run" else name
+            if name == "run":
+                self.reach(f"before {what}")
+            result = original(*args, **kwargs)
+            self.reach(f"after {what}")
+            return result
+
+        setattr(owner, name, wrapped)
+
+
+def all_points(study: Study) -> list[str]:
+    """The points of an undisturbed submit."""
+    notes = study.folder / "points"
+
+    def watch() -> None:
+        points = Points()
+        points.install()
+
+        def note(name: str, reach: Callable[[str], None] = points.reach) -> None:
+            reach(name)
+            with open(notes, "a") as stream:
+                stream.write(name + "\n")
+
+        points.reach = note  # type: ignore[method-assign]
+
+    study.run("submit", before=watch)
+    return notes.read_text().splitlines()
+
+
+def clear(study: Study) -> None:
+    """An empty runs folder and an empty store."""
+    study.forget()
+    shutil.rmtree(study.runs, ignore_errors=True)
+    for path in study.folder.glob("results.db*"):
+        path.unlink()
+    empty = study.folder / "empty.db"
+    if not empty.exists():
+        with open_store(str(empty)):
+            pass
+    shutil.copy(empty, study.folder / "results.db")
+
+
+def assert_each_is_there_once(study: Study, runs: int = 4) -> None:
+    """Nothing lost, nothing twice: every run has one job, and Slurm has no other."""
+    rows = study.status()
+    assert [row["state"] for row in rows] == ["pending"] * runs, rows
+    assert job_ids(rows) == study.queued(), "the store and the queue know the same tasks"
+    assert number_sent(study.run("submit")) == 0
+
+
+def test_a_submit_killed_anywhere_is_made_up_for(study: Study) -> None:
+    """kill -9 after each write, inside and after each transaction, before and after each Slurm call; then submit again.
+
+    Every fourth point of the small and many file operations, and every one of the others.
+    """
+    study.run("plan")
+    clear(study)
+    points = all_points(study)
+    assert_each_is_there_once(study)
+    counts = itertools.count()
+    frequent = {"after replace", "after mkdir", "after dump", "after rename"}
+    chosen = [i for i, name in enumerate(points) if name not in frequent or next(counts) % 4 == 0]
+    assert len(chosen) >= 30
+    for kill_at in chosen:
+        clear(study)
+        done = study.run("submit", expect=None, before=lambda at=kill_at: Points(at).install())  # type: ignore[misc]
+        assert done.exit_code == -signal.SIGKILL, (points[kill_at], done)
+        study.run("submit", before=quick_to_decide)
+        assert_each_is_there_once(study)
+
+
+def test_what_is_submitted_runs_although_nobody_came_back(lab: Lab, tmp_path: Path) -> None:
+    """Killed right after sbatch, nothing moved, no number known: jobs find their calls, and are found themselves."""
+    study = Study(lab, tmp_path / "study")
+    study.write('[matrix]\nhardware = ["a100:1"]\nseed = [0, 1]\n')
+    points = all_points(study)
+    at = points.index("after sbatch")
+    study.until_ended()
+    clear(study)
+    done = study.run("submit", expect=None, before=lambda: Points(at).install())
+    assert done.exit_code == -signal.SIGKILL
+    rows = study.until_ended()
+    assert [row["state"] for row in rows] == ["succeeded"] * 2 and job_ids(rows) == study.queued()
+
+
+def fake_sbatch(folder: Path, body: str) -> Path:
+    """A folder for PATH with an ``sbatch`` that knows the real one as ``$real``, and how often it was called."""
+    folder.mkdir()
+    program = folder / "sbatch"
+    head = f"#!/bin/bash\nreal={shutil.which('sbatch')}\necho call >>{folder}/calls\nn=$(wc -l <{folder}/calls)\n"
+    program.write_text(head + body)
+    program.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("body", "calls"),
+    [
+        ('$real "$@" >/dev/null\n{no}', 2),
+        # The controller takes it a second after the client gave up.
+        ('(sleep 1; $real "$@") </dev/null >/dev/null 2>&1 &\n{no}', 2),
+        # Two jobs of one name: the caller before us tried twice.
+        ('$real "$@" >/dev/null; $real "$@" >/dev/null\n{no}', 2),
+        # It was not taken at all; only after a while of silence it is sent again.
+        ('[ $n -le 1 ] || exec $real "$@"\n{no}', 3),
+    ],
+    ids=["accepted", "accepted-late", "accepted-twice", "not-accepted"],
+)
+def test_sbatch_that_reports_a_time_out(study: Study, tmp_path: Path, body: str, calls: int) -> None:
+    """The queue is asked for the name before anything is sent again: one job a run, whatever sbatch said."""
+    study.path = [fake_sbatch(tmp_path / "bin", body.format(no=f'echo "{TIMED_OUT}" >&2; exit 1'))]
+
+    def a_moment() -> None:
+        from orchestrator.executors import slurm
+
+        slurm.ADOPTION_GRACE_S, slurm.ADOPTION_POLL_S = 4.0, 0.3
+
+    study.run("submit", expect=None, before=a_moment)
+    study.run("submit", before=a_moment)
+    assert_each_is_there_once(study)
+    assert len((tmp_path / "bin" / "calls").read_text().split()) == calls
+
+
+def test_sbatch_that_kills_its_caller(study: Study, tmp_path: Path) -> None:
+    """The job is in the queue and nobody has read its number."""
+    study.path = [fake_sbatch(tmp_path / "bin", '$real "$@" >/dev/null; kill -9 $PPID')]
+    assert study.run("submit", expect=None).exit_code == -signal.SIGKILL
+    study.path = []
+    assert number_sent(study.run("submit", before=quick_to_decide)) == 0
+    assert_each_is_there_once(study)
+
+
+def test_a_refused_array_leaves_the_others_alone(study: Study, tmp_path: Path) -> None:
+    """The middle one of three is refused: exit 3, Slurm's words in the store, the rest is queued; it can be sent."""
+    six = '[matrix]\nhardware = ["a100:1"]\nseed = [0, 1, 2, 3, 4, 5]\n'
+    study.write(six, top="array_index_max = 1", partition="closed")
+    study.path = [fake_sbatch(tmp_path / "bin", f'[ $n != 2 ] || {{ echo "{REFUSED}" >&2; exit 1; }}\nexec $real "$@"')]
+    done = study.run("submit", expect=3)
+    assert number_sent(done) == 4
+    assert REFUSED in done.stderr and "time_limit against the queue's max_time" in done.stderr
+    rows = study.status()
+    assert [row["state"] for row in rows] == ["pending"] * 2 + ["failed"] * 2 + ["pending"] * 2
+    assert {(row["reason"], row["message"]) for row in rows[2:4]} == {("refused", REFUSED)}
+    assert len(study.queued()) == 4
+    assert number_sent(study.run("submit")) == 2
+    assert_each_is_there_once(study, 6)
+
+
+def test_what_does_not_fit_waits_for_the_next_submit(study: Study) -> None:
+    """Arrays no longer than the site allows, indices from 0 in each, and no more jobs than one user may have."""
+    study.write(
+        '[matrix]\nhardware = ["a100:1"]\nseed = [0, 1, 2, 3, 4, 5, 6]\n',
+        top="array_index_max = 1\nmax_submit = 5\narray_parallel = 1",
+        partition="closed",
+    )
+    done = study.run("submit")
+    assert number_sent(done) == 5 and "2 stay planned until there is room" in done.stdout
+    assert number_sent(study.run("submit")) == 0
+    tasks = study.queued()
+    assert sorted(task.partition("_")[2] for task in tasks) == ["0", "0", "0", "1", "1"]
+    throttles = study.lab.command("scontrol", "show", "job", tasks[0].partition("_")[0])
+    assert "ArrayTaskThrottle=1" in throttles
+    study.lab.command("scancel", *tasks[:2])
+    study.until(lambda rows: sum(row["state"] == "cancelled" for row in rows) == 2)
+    assert number_sent(study.run("submit")) == 2
+    assert len([row for row in study.status() if row["state"] == "pending"]) == 5
+
+
+def test_a_job_around_submit_leaves_no_trace(study: Study) -> None:
+    """SLURM_* and SBATCH_* of the caller decide nothing, and that is said."""
+
+    def in_a_job() -> None:
+        os.environ |= {"SBATCH_PARTITION": "htc", "SLURM_JOB_ID": "1", "SLURM_NTASKS": "7", "SBATCH_JOB_NAME": "mine"}
+
+    done = study.run("submit", before=in_a_job)
+    assert "not passed on to sbatch: SBATCH_JOB_NAME, SBATCH_PARTITION, SLURM_JOB_ID, SLURM_NTASKS" in done.stderr
+    shown = study.lab.command("scontrol", "--oneliner", "show", "job", study.queued()[0])
+    assert "Partition=closed" in shown and "JobName=orc-" in shown and "NumTasks=1 " in shown
+    assert_each_is_there_once(study)
