@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -479,20 +477,14 @@ def test_a_model_without_the_strategys_framework_is_excluded() -> None:
     assert found == [("model cnn", "cnn is not written for tensorflow, which fake needs")]
 
 
-def test_forty_thousand_cells_take_less_than_a_second() -> None:
-    """The best of three passes, in processor time, so that a busy machine does not fail it; measured 0.6 s."""
+def test_forty_thousand_cells_are_told_apart() -> None:
+    """Every cell of a large product is either excluded or a run of its own; how fast, benchmarks/plan.py says."""
     text = HEAD + (
         f'[matrix]\nmodel = ["cnn", "vit_tiny"]\nlr = [0.1, 0.2, 0.3, 0.4, 0.5]\nseed = {list(range(1000))}\n'
         'strategy = ["eager", "ddp"]\nhardware = ["gpu:1", "gpu:2"]\n'
         '[[when]]\nif = { strategy = "ddp" }\nset = { batch_size = 128 }\n'
         '[[exclude]]\nmatch = { model = "vit_tiny", hardware = "gpu:2" }\nwhy = "x"\n'
     )
-    best_s = float("inf")
-    for _ in range(3):
-        gc.collect()
-        start = time.process_time()
-        found = matrix.expand(experiment.parse(text, "experiment.toml"), default_cpus=cores)
-        best_s = min(best_s, time.process_time() - start)
+    found = matrix.expand(experiment.parse(text, "experiment.toml"), default_cpus=cores)
     assert (len(found.cells), len(found.excluded)) == (25_000, 15_000)
     assert len({cell.run_id for cell in found.cells}) == 25_000
-    assert best_s < 1.0
