@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write tests/golden anew instead of comparing with it; read the difference before you commit",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In continuous integration a skip is a failure, but for tests of what is not promised there."""
+    report = yield
+    excused = any(item.get_closest_marker(name) for name in ("gpu", "optional"))
+    if report.skipped and not excused and os.environ.get("CI", "").lower() in {"1", "true"}:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} was skipped, and CI promises to run it: {reason}"
+    return report
 
 
 @pytest.fixture

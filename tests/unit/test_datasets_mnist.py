@@ -243,6 +243,7 @@ def test_processes_that_prepare_at_once_do_the_work_once(tmp_path: Path) -> None
     DECLARATION.load(tmp_path, "mnist", CONFIG)
 
 
+@pytest.mark.optional
 @pytest.mark.skipif(
     not (Path(os.environ.get("ORCHESTRATE_DATA", "/nowhere")) / "MNIST/raw/train-images-idx3-ubyte").exists(),
     reason="ORCHESTRATE_DATA holds no MNIST",
