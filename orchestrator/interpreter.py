@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from workloads.provenance import canonical_name, packages_digest
+from workloads.provenance import canonical_name, installed_packages, packages_digest
 
 if TYPE_CHECKING:
     from orchestrator.plan import Check
@@ -34,8 +33,7 @@ class Packages:
     def of(cls, python: str | None) -> Packages:
         """Ask an interpreter; None or our own path asks this one without a process."""
         if python is None or python == sys.executable:
-            found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
-            return cls(python or sys.executable, {canonical_name(k): v for k, v in found.items()})
+            return cls(python or sys.executable, installed_packages())
         try:
             answer = subprocess.run(
                 [python, "-I", "-c", _ASK], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import importlib.metadata
 import os
 import platform
 import re
@@ -35,11 +35,22 @@ def canonical_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+_METADATA_FOLDER = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*)(?:-py[\d.]+)?\.(?:dist|egg)-info")
+"""How installers name it, says the PyPA specification "Recording installed projects"."""
+
+
 def installed_packages() -> dict[str, str]:
-    """Canonical name -> version of every distribution this interpreter has; reads metadata, imports nothing."""
-    return {
-        canonical_name(d.metadata["Name"]): d.version for d in importlib.metadata.distributions() if d.metadata["Name"]
-    }
+    """Canonical name -> version of every distribution this interpreter has; imports nothing.
+
+    From the names of the metadata folders: reading the files in them takes a second where hundreds are installed.
+    """
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            for entry in Path(folder or ".").iterdir():
+                if match := _METADATA_FOLDER.fullmatch(entry.name):
+                    found.setdefault(canonical_name(match["name"]), match["version"])
+    return found
 
 
 def packages_digest(versions: Mapping[str, str]) -> str:

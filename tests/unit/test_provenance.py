@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import shutil
 import subprocess
 import sys
@@ -53,3 +54,11 @@ def test_process_age_counts_from_the_start_of_the_interpreter() -> None:
     started = time.monotonic()
     age = float(subprocess.check_output([sys.executable, "-c", code], text=True))
     assert 0.5 <= age <= time.monotonic() - started + 0.02
+
+
+def test_installed_packages_are_those_that_their_metadata_names() -> None:
+    """Told from folder names alone, and equal to what reading every metadata file says."""
+    found = provenance.installed_packages()
+    for distribution in importlib.metadata.distributions():
+        if distribution.metadata["Name"]:
+            assert found[provenance.canonical_name(distribution.metadata["Name"])] == distribution.version
