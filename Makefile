@@ -1,6 +1,6 @@
 # Two set-up commands, each complete on a machine that has Python >= 3.11, make and a compiler:
 #   make demo    an environment, then the demo study from plan to table in demo/
-#   make test    an environment, then all tests
+#   make test    an environment, Horovod (built once for a torch and kept in ~/.cache), then all tests
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
@@ -18,7 +18,8 @@ $(VENV)/.run: pyproject.toml
 
 test-env: $(VENV)/.test
 $(VENV)/.test: $(VENV)/.run
-	$(BIN)/python -m pip install --quiet --group test --group lint
+	$(BIN)/python -m pip install --quiet --editable '.[gpipe]' --group test --group lint
+	$(BIN)/orchestrate wheel horovod --cpu --python $(BIN)/python --install
 	touch $@
 
 demo: env

@@ -193,7 +193,9 @@ def classify(error: BaseException) -> tuple[State, str, ExitCode]:
         return State.OUT_OF_MEMORY, "device_memory", ExitCode.OUT_OF_MEMORY
     if isinstance(error, MemoryError) or "can't allocate memory" in text:
         return State.OUT_OF_MEMORY, "host_memory", ExitCode.OUT_OF_MEMORY
-    if re.search(r"gloo/transport|Connection (closed|reset) by peer|remote process exited|Broken pipe", text):
+    if type(error).__name__ == "HorovodInternalError" or re.search(
+        r"gloo/transport|Connection (closed|reset) by peer|remote process exited|Broken pipe", text
+    ):
         return State.FAILED, "rank_lost", ExitCode.FAILED
     return State.FAILED, "program_error", ExitCode.FAILED
 

@@ -34,11 +34,16 @@ Mark = float | torch.cuda.Event
 
 
 class Clock:
-    """Marks in a device's stream of work, and the time between them."""
+    """Marks in a device's stream of work, and the time between them.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: the one whose work is marked.
+        others: of the same kind, which work for the same process.
+    """
+
+    def __init__(self, device: torch.device, *others: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self._device = device
+        self._devices = (device, *others)
 
     def mark(self) -> Mark:
         """The moment when all that was queued so far is done."""
@@ -54,9 +59,10 @@ class Clock:
             mark.synchronize()
 
     def settle(self) -> float:
-        """Wait for the device to finish everything; the host's clock then, in seconds."""
+        """Wait for all devices to finish everything; the host's clock then, in seconds."""
         if self._on_gpu:
-            torch.cuda.synchronize(self._device)
+            for device in self._devices:
+                torch.cuda.synchronize(device)
         return time.perf_counter()
 
     @staticmethod
@@ -208,10 +214,10 @@ class Tally:
         return statistics.median(self.times_s) if self.times_s else 0.0
 
 
-def memory_bytes(device: torch.device) -> tuple[int, int]:
-    """(allocated now, peak): of the device's tensors, or of this process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+def memory_bytes(*devices: torch.device) -> tuple[int, int]:
+    """(allocated now, peak): of the tensors on the device that has most of each, or of this process on a CPU."""
+    if devices[0].type == "cuda":
+        return max(map(torch.cuda.memory_allocated, devices)), max(map(torch.cuda.max_memory_allocated, devices))
     status = Path("/proc/self/status").read_text()
     now, peak = (re.search(rf"^{key}:\s+(\d+) kB$", status, re.MULTILINE) for key in ("VmRSS", "VmHWM"))
     assert now is not None and peak is not None

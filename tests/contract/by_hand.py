@@ -1,4 +1,4 @@
-"""Data-parallel training written by hand: a copy of the model a rank in one process, no strategy, no engine."""
+"""Training written by hand, in one process, without strategy or engine: what the contract tests compare with."""
 
 from __future__ import annotations
 
@@ -16,23 +16,18 @@ def train_by_hand(config: Any, data_root: Path, ranks: int, period: int = 0) -> 
     import torch
     from torch.nn.functional import cross_entropy
 
-    from workloads import loaders, registry
-    from workloads.engines import recipe
+    from workloads import loaders
 
-    data = registry.datasets()["imagefolder/*"].load(data_root, config.dataset, config)
-    replicas = [recipe.build_model(config, data, 28).train()]
-    replicas += [copy.deepcopy(replicas[0]) for _ in range(ranks - 1)]
+    model, make_loader = _start(config, data_root)
+    replicas = [model] + [copy.deepcopy(model) for _ in range(ranks - 1)]
     optimizers = [torch.optim.SGD(r.parameters(), lr=config.lr, momentum=config.momentum) for r in replicas]
-
-    def loader(shard: loaders.Shard) -> loaders.Loader:
-        return loaders.make(data, config, image_size=28, device=torch.device("cpu"), dtype=torch.float64, shard=shard)
 
     def averages() -> dict[str, Any]:
         states = [r.state_dict() for r in replicas]
         wanted = [n for n in states[0] if "running" in n or (period and "num_batches" not in n)]
         return {n: sum(s[n] for s in states) / ranks for n in wanted}
 
-    own = [loader(loaders.Shard(rank, ranks)) for rank in range(ranks)]
+    own = [make_loader(loaders.Shard(rank, ranks)) for rank in range(ranks)]
     batches = [[b for epoch in range(9) for b in part.train(epoch)][: config.steps] for part in own]
     for step, parts in enumerate(zip(*batches, strict=True), start=1):
         for replica, part in zip(replicas, parts, strict=True):
@@ -51,9 +46,72 @@ def train_by_hand(config: Any, data_root: Path, ranks: int, period: int = 0) -> 
             for replica in replicas:
                 replica.load_state_dict(mean, strict=False)
 
-    replicas[0].load_state_dict(averages(), strict=False)
-    replicas[0].eval()
-    whole = loader(loaders.Shard(0, 1))
+    model.load_state_dict(averages(), strict=False)
+    return model.state_dict(), _test_loss(model, make_loader(loaders.Shard(0, 1)))
+
+
+def train_in_micro_batches(
+    config: Any, data_root: Path, chunks: int, *, deferred: bool, recomputed: bool
+) -> tuple[dict[str, Any], float]:
+    """(model, test loss) when batch norm sees one micro-batch at a time.
+
+    Args:
+        deferred: running statistics move once a batch, by mean and biased variance of all of it.
+        recomputed: every micro-batch goes through the model once more, in reverse, before the optimiser steps.
+    """
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from workloads import loaders
+
+    model, make_loader = _start(config, data_root)
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
+    seen: dict[Any, list[Any]] = {}
+    if deferred:
+        for norm in (m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)):
+            norm.momentum = 0.0
+            seen[norm] = []
+            norm.register_forward_pre_hook(lambda module, given: seen[module].append(given[0].detach()))
+    loader = make_loader(loaders.Shard(0, 1))
+    batches = [b for epoch in range(9) for b in loader.train(epoch)][: config.steps]
+    for step, batch in enumerate(batches, start=1):
+        optimizer.zero_grad()
+        for x, y in zip(batch.x.chunk(chunks), batch.y.chunk(chunks), strict=True):
+            (cross_entropy(model(x), y, reduction="sum") / batch.num_global).backward()
+        if recomputed:
+            with torch.no_grad():
+                for x in reversed(batch.x.chunk(chunks)):
+                    model(x)
+        for norm, inputs in seen.items():
+            whole = torch.cat(inputs).transpose(0, 1).flatten(1)
+            norm.running_mean.lerp_(whole.mean(1), 0.1)
+            norm.running_var.lerp_(whole.var(1, correction=0), 0.1)
+            norm.num_batches_tracked.fill_(step)
+            inputs.clear()
+        optimizer.step()
+    return model.state_dict(), _test_loss(model, loader)
+
+
+def _start(config: Any, data_root: Path) -> tuple[Any, Any]:
+    """The model, in training mode, and a maker of loaders."""
+    import torch
+
+    from workloads import loaders, registry
+    from workloads.engines import recipe
+
+    data = registry.datasets()["imagefolder/*"].load(data_root, config.dataset, config)
+    model = recipe.build_model(config, data, 28).train()
+    device = torch.device("cpu")
+    return model, lambda shard: loaders.make(
+        data, config, image_size=28, device=device, dtype=torch.float64, shard=shard
+    )
+
+
+def _test_loss(model: Any, loader: Any) -> float:
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    model.eval()
     with torch.no_grad():
-        loss = sum(float(cross_entropy(replicas[0](b.x), b.y, reduction="sum")) for b in whole.test())
-    return replicas[0].state_dict(), loss / whole.num_test
+        total = sum(float(cross_entropy(model(b.x), b.y, reduction="sum")) for b in loader.test())
+    return total / int(loader.num_test)

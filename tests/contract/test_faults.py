@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.contract.ways import missing_packages
+from workloads import registry
 from workloads.entry import ExitCode
 
 torch = pytest.importorskip("torch")
@@ -98,9 +100,12 @@ def test_a_damaged_checkpoint_is_set_aside(launcher: Any, data_root: Path, tmp_p
     assert torch.load(run.checkpoint, weights_only=True)["progress"]["epoch"] == 1
 
 
-def test_a_dead_rank_ends_the_others(launcher: Any, data_root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "horovod"])
+def test_a_dead_rank_ends_the_others(launcher: Any, data_root: Path, tmp_path: Path, strategy: str) -> None:
     """kill -9 of rank 1: rank 0 ends within 10 s, with exit code 1, and its result names the loss of a rank."""
-    run = launcher.write(tmp_path, data_root=data_root, strategy="ddp", hardware="cpu:2", **LONG)
+    if missing_packages(registry.strategies()[strategy]):
+        pytest.skip(f"{strategy} is not installed")
+    run = launcher.write(tmp_path, data_root=data_root, strategy=strategy, hardware="cpu:2", **LONG)
     started = launcher.start(run, ranks=2)
     _trains(launcher, run)
     started.processes[1].kill()

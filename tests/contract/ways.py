@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,12 @@ from workloads.contract import Hardware, Topology
 
 @dataclass(frozen=True)
 class Way:
-    """A strategy with some options on so many CPU devices."""
+    """A strategy with some options on so many devices of one node."""
 
     strategy: str
     devices: int
     options: tuple[tuple[str, registry.OptionValue], ...] = ()
+    kind: str = "cpu"
 
     @property
     def declaration(self) -> registry.StrategyDeclaration:
@@ -32,9 +34,8 @@ class Way:
 
     @property
     def exists(self) -> bool:
-        return self.declaration.framework == "torch" and not self.declaration.refuses(
-            Hardware("cpu", self.devices), self.all_options
-        )
+        refused = self.declaration.refuses(Hardware(self.kind, self.devices), self.all_options)
+        return self.declaration.framework == "torch" and not refused and not missing_packages(self.declaration)
 
     @property
     def train(self) -> dict[str, Any]:
@@ -42,17 +43,22 @@ class Way:
         return {
             "strategy": self.strategy,
             "strategy_options": dict(self.options),
-            "hardware": f"cpu:{self.devices}",
+            "hardware": f"{self.kind}:{self.devices}",
         }
 
     def __str__(self) -> str:
         return "-".join([self.strategy, str(self.devices), *(f"{k}={v}" for k, v in self.options)])
 
 
-def ways(*devices: int) -> list[Way]:
-    """All ways that declarations want compared, those that CPUs can go, fewer devices first."""
+def missing_packages(declaration: registry.StrategyDeclaration) -> list[str]:
+    """Distributions that a strategy needs and this environment has not."""
+    return [name for name in declaration.packages if not any(importlib.metadata.distributions(name=name))]
+
+
+def ways(*devices: int, kind: str = "cpu") -> list[Way]:
+    """All ways that declarations want compared, those that such devices can go, fewer devices first."""
     found = [
-        Way(name, count, tuple(options.items()))
+        Way(name, count, tuple(options.items()), kind)
         for count in devices
         for name, declaration in registry.strategies().items()
         for options in declaration.contract_options

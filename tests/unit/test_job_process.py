@@ -116,6 +116,10 @@ class OutOfMemoryError(RuntimeError):
     """torch's has this name; torch need not be there."""
 
 
+class HorovodInternalError(RuntimeError):
+    """Horovod's has this name, and one message for all that can happen to a connection."""
+
+
 @pytest.mark.parametrize(
     ("error", "state", "reason", "code"),
     [
@@ -138,6 +142,7 @@ class OutOfMemoryError(RuntimeError):
             "rank_lost",
             ExitCode.FAILED,
         ),
+        (HorovodInternalError("Unknown error"), State.FAILED, "rank_lost", ExitCode.FAILED),
         (ZeroDivisionError("x"), State.FAILED, "program_error", ExitCode.FAILED),
     ],
 )

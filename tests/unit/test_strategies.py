@@ -32,10 +32,80 @@ def _why(strategy: str, hardware: str = "cpu:2", **keys: Any) -> str:
         (CAST, {"precision": "bf16", "model": "vit_tiny"}, ""),
         (CAST, {}, 'mixed_precision = "cast" is for precision = "bf16", not fp32'),
         ('"local_sgd"', {"optimizer": "adam"}, ""),
+        ('"horovod"', {"channels_last": True}, "Horovod averages contiguous gradients only: no channels_last"),
+        ('"gpipe"', {}, ""),
+        ('"gpipe"', {"channels_last": True}, ""),
+        ('{ name = "gpipe", segments = 2, balance = [1, 1] }', {}, ""),
+        ('{ name = "gpipe", balance = [21] }', {}, "balance [21] is for 1 devices and cpu:2 has 2"),
+        (
+            '{ name = "gpipe", segments = 4, balance = [1, 1] }',
+            {},
+            "balance [1, 1] adds up to 2 and there are 4 segments",
+        ),
+        ('{ name = "gpipe", segments = 1 }', {}, "1 segments cannot be shared out to the 2 devices of cpu:2"),
+        ('{ name = "gpipe", chunks = 60 }', {}, ""),
+        ('"pipeline"', {}, ""),
+        (
+            '{ name = "pipeline", schedule = "interleaved", chunks = 3 }',
+            {},
+            "schedule interleaved needs chunks to be a multiple of the 2 devices, and it is 3",
+        ),
+        (
+            '{ name = "pipeline", chunks = 1 }',
+            {},
+            "schedule 1f1b needs a micro-batch for each of 2 devices, and chunks is 1",
+        ),
+        (
+            '{ name = "pipeline", schedule = "interleaved", balance = [1, 2] }',
+            {},
+            "schedule interleaved has 4 stages on cpu:2, and balance [1, 2] names 2",
+        ),
+        (
+            '"pipeline"',
+            {"channels_last": True},
+            "what travels between stages is contiguous, so channels_last means nothing",
+        ),
+        (
+            '{ name = "pipeline", chunks = 7 }',
+            {},
+            "batch_size 120 cannot be cut into 7 equal micro-batches, and batch norm would see the samples that make "
+            "up for it: set another batch_size",
+        ),
+        ('{ name = "pipeline", chunks = 7 }', {"batch_norm": "frozen"}, ""),
+        ('"model_parallel"', {}, ""),
+        ('{ name = "model_parallel", balance = [21] }', {}, "model_parallel has two parts, and balance [21] names 1"),
     ],
 )
 def test_what_cannot_be_is_excluded_with_its_reason(strategy: str, keys: dict[str, Any], why: str) -> None:
     assert _why(strategy, batch_size=120, drop_last=True, **keys) == why
+
+
+@pytest.mark.parametrize(
+    ("strategy", "hardware", "why"),
+    [
+        ('"data_parallel"', "cpu:2", "data_parallel needs GPUs: on a CPU nn.DataParallel is the module itself"),
+        ('"data_parallel"', "gpu:2x2", "data_parallel is one process, which cannot drive the GPUs of 2 nodes"),
+        ('"model_parallel"', "gpu:4", "model_parallel has two parts for two devices of one node, not for gpu:4"),
+        ('"gpipe"', "gpu:2x2", "gpipe is one process, which cannot drive the devices of 2 nodes"),
+        ('"pipeline"', "gpu:1", "a pipeline needs two devices at least, and gpu:1 has one"),
+    ],
+)
+def test_hardware_that_cannot_do_is_refused(strategy: str, hardware: str, why: str) -> None:
+    assert _why(strategy, hardware, batch_size=120, drop_last=True).startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "keys", "why"),
+    [
+        ('"gpipe"', {"batch_size": 4}, "batch_size 4 leaves one of 4 micro-batches with a single sample"),
+        ('"pipeline"', {"batch_size": 128}, "the last batch of an epoch has"),
+        ('"pipeline"', {"batch_size": 128, "drop_last": True}, ""),
+    ],
+)
+def test_what_batch_norm_would_see_is_refused(strategy: str, keys: dict[str, Any], why: str) -> None:
+    """A micro-batch of one sample, and samples that a pipeline makes up for an odd batch."""
+    told = _why(strategy, **keys)
+    assert told.startswith(why) and bool(told) is bool(why)
 
 
 @pytest.mark.parametrize("name", registry.strategies())

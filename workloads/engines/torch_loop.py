@@ -86,7 +86,7 @@ def train(job: Job) -> None:
     )
     strategy = declaration.create()(task)
     job.pulse.beat()
-    _Training(job, strategy, loader, data.class_names, device, communication).run()
+    _Training(job, strategy, loader, data.class_names, task.devices, communication).run()
     strategy.close()
     loader.close()
     communication.close()
@@ -101,7 +101,7 @@ class _Training:
         strategy: Strategy,
         loader: Loader,
         class_names: tuple[str, ...],
-        device: torch.device,
+        devices: tuple[torch.device, ...],
         communication: Communication,
     ) -> None:
         self._job = job
@@ -109,7 +109,7 @@ class _Training:
         self._strategy = strategy
         self._loader = loader
         self._class_names = class_names
-        self._device = device
+        self._devices = devices
         self._communication = communication
         self._steps = self._config.steps or self._config.epochs * loader.steps_per_epoch
         self._epochs = -(-self._steps // loader.steps_per_epoch)
@@ -120,7 +120,7 @@ class _Training:
         self._evaluate_s = 0.0
         self._earlier_s = 0.0
         """Total time of earlier attempts, up to the checkpoint that this one goes on from."""
-        self._clock = measure.Clock(device)
+        self._clock = measure.Clock(*devices)
         self._tally = measure.Tally(0)
 
     def run(self) -> None:
@@ -190,7 +190,7 @@ class _Training:
         epoch_time_s = self._clock.settle() - started_s
         self._epoch += 1
         pulse.epoch = self._epoch
-        allocated, peak = measure.memory_bytes(self._device)
+        allocated, peak = measure.memory_bytes(*self._devices)
         epoch_time_s, allocated_most, peak_most = self._communication.maximum([epoch_time_s, allocated, peak])
         self._epoch_times_s.append(epoch_time_s)
         result = self._job.result
@@ -222,7 +222,12 @@ class _Training:
         pulse.beat("evaluate")
         started_s = self._clock.settle()
         found = evaluate(
-            self._strategy, self._loader, self._class_names, self._device, self._communication, self._between_batches
+            self._strategy,
+            self._loader,
+            self._class_names,
+            self._devices[0],
+            self._communication,
+            self._between_batches,
         )
         (evaluate_s,) = self._communication.maximum([self._clock.settle() - started_s])
         self._evaluate_s += evaluate_s
@@ -255,7 +260,7 @@ class _Training:
             result.step_time_s = median_s
             result.warmup_s = warmup_s
             result.samples_per_s = tally.samples / steady_s
-        allocated, peak = measure.memory_bytes(self._device)
+        allocated, peak = measure.memory_bytes(*self._devices)
         ranks = self._communication.gather({"allocated_memory_bytes": allocated, "peak_memory_bytes": peak})
         result.memory_by_rank = [{"rank": rank, **memory} for rank, memory in enumerate(ranks)]
         result.peak_memory_bytes = max(result.peak_memory_bytes or 0, *(m["peak_memory_bytes"] for m in ranks))

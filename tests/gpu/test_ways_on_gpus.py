@@ -1,0 +1,65 @@
+"""Every way of training learns on two GPUs what eager learns on one; ``data_parallel`` can be compared nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+
+from tests.contract.conftest import data_root, launcher  # noqa: E402, F401 (fixtures)
+from tests.contract.ways import Way, ways  # noqa: E402
+
+EAGER = Way("eager", 1, kind="gpu")
+WAYS = ways(2, kind="gpu")
+SHARED: dict[str, Any] = {"dataset": "imagefolder/few", "dropout": 0.0, "batch_size": 8, "eval_every": 0, "lr": 0.01}
+CASES: dict[str, dict[str, Any]] = {
+    "vit_tiny": SHARED | {"model": "vit_tiny", "precision": "fp64", "steps": 7},
+    "cnn": SHARED | {"model": "cnn", "batch_norm": "frozen", "precision": "fp64", "steps": 20},
+    "bf16": SHARED | {"model": "vit_tiny", "precision": "bf16", "steps": 7},
+}
+CLOSE = {"vit_tiny": 1e-9, "cnn": 1e-9, "bf16": 0.03}
+"""Absolute, for every loss. bfloat16 has eight bits, and micro-batches are summed in another order."""
+
+
+@pytest.fixture(scope="module")
+def losses(
+    launcher: Any,  # noqa: F811
+    data_root: Path,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[tuple[Way, str], list[float]]:
+    """Of each step, then the test loss."""
+    root = tmp_path_factory.mktemp("runs")
+    runs = {
+        (way, case): launcher.write(
+            root, data_root=data_root, expect={"gpus_per_node": way.devices}, **train, **way.train
+        )
+        for way in (EAGER, *WAYS)
+        for case, train in CASES.items()
+    }
+    for ranks in sorted({way.ranks for way, _ in runs}):
+        launcher.succeed([run for (way, _), run in runs.items() if way.ranks == ranks], ranks=ranks, within_s=500)
+    found = {}
+    for key, run in runs.items():
+        steps = [loss for e in launcher.events(run.attempt(1), "steps") for loss in e["loss"]]
+        found[key] = [*steps, run.attempt(1).read_result().test_loss]
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_two_gpus_learn_what_one_learns(losses: dict[tuple[Way, str], list[float]], way: Way, case: str) -> None:
+    """Under bf16 that is only so when autocast reaches the threads of torchgpipe and nn.DataParallel."""
+    assert losses[way, case] == pytest.approx(losses[EAGER, case], abs=CLOSE[case])
+    assert losses[EAGER, case][-2] < losses[EAGER, case][0]
+
+
+def test_all_strategies_are_under_test() -> None:
+    assert {way.strategy for way in WAYS} >= {"ddp", "fsdp", "data_parallel", "model_parallel", "pipeline"}

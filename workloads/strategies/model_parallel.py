@@ -1,0 +1,116 @@
+"""``model_parallel``: the model in two parts on two devices, one of which always waits for the other.
+
+The naive split, without micro-batches: what it gains is memory, never time. The whole batch goes through, so batch norm
+sees all of it, and the result is eager's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from workloads.contract import Hardware, Topology
+from workloads.registry import Option, Options, StrategyDeclaration
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from workloads.loaders import Batch
+    from workloads.strategies.protocol import Task
+
+
+class ModelParallel:
+    """Both parts, in one process."""
+
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, task: Task) -> None:
+        from workloads.models import sequential
+        from workloads.strategies.parts import sizes_of_parts
+
+        self._task = task
+        layers = task.layers()
+        self._parts = sequential.cut(layers, sizes_of_parts(task, layers, PARTS, samples=task.config.batch_size))
+        for part, device in zip(self._parts, task.devices, strict=True):
+            part.to(device)
+        self.optimizer = task.make_optimizer(task.module.parameters())
+
+    def train_step(self, batch: Batch) -> Tensor:
+        self._set_training(True)
+        self.optimizer.zero_grad(set_to_none=True)
+        logits = self._task.forward(self._compute, batch.x)
+        loss = self._task.loss_sum(logits, batch.y.to(logits.device, non_blocking=True))
+        (loss / batch.num_global).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss.detach().to(self._task.device, non_blocking=True)
+
+    def logits(self, x: Tensor) -> Tensor:
+        import torch
+
+        self._set_training(False)
+        with torch.inference_mode():
+            return self._task.forward(self._compute, x).to(self._task.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        from workloads.checkpoint import cpu_state
+
+        return cpu_state(self._task.module, self.optimizer)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._task.module.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def close(self) -> None:
+        """Nothing outlives the object."""
+
+    def _compute(self, x: Tensor) -> Tensor:
+        for part, device in zip(self._parts, self._task.devices, strict=True):
+            x = part(x.to(device, non_blocking=True))
+        return x
+
+    def _set_training(self, training: bool) -> None:
+        for part in self._parts:
+            self._task.set_training(part, training)
+
+
+PARTS = 2
+
+
+def _refuses(hardware: Hardware, options: Options) -> str:
+    balance = options["balance"]
+    assert isinstance(balance, tuple)
+    if hardware.devices != PARTS or hardware.nodes > 1:
+        return f"model_parallel has two parts for two devices of one node, not for {hardware}"
+    if balance and len(balance) != PARTS:
+        return f"model_parallel has two parts, and balance {list(balance)} names {len(balance)}"
+    return ""
+
+
+DECLARATION = StrategyDeclaration(
+    name="model_parallel",
+    summary="The model in two parts on two devices, which take turns: saves memory, costs time.",
+    framework="torch",
+    topology=lambda _options: Topology.ONE_PROCESS,
+    refuses=_refuses,
+    needs_layers=True,
+    splits_batch=False,
+    packages=("torch",),
+    options=(
+        Option(
+            name="balance",
+            type=tuple[int, ...],
+            default=(),
+            summary="Layers on each of the two devices; [] shares them out",
+        ),
+        Option(
+            name="balance_by",
+            type=str,
+            default="size",
+            choices=("size", "time"),
+            summary="Layers are shared out by number of parameters or by measured time",
+        ),
+    ),
+    batch_norm_treatment="whole_batch",
+    contract_options=({}, {"balance_by": "time"}),
+    create=lambda: ModelParallel,
+)

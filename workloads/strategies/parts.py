@@ -1,0 +1,114 @@
+"""Cutting a model into consecutive parts, one for each device or stage, so that each takes its share."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from workloads.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from workloads.strategies.protocol import Task
+
+REPEATS = 3
+"""Measurements of a layer, of which the shortest counts: anything else only ever makes it longer."""
+
+
+def sizes_of_parts(task: Task, layers: Sequence[nn.Module], parts: int, samples: int) -> tuple[int, ...]:
+    """How many consecutive layers each part has, by the options ``balance``, ``balance_by`` and, if any, ``segments``.
+
+    Args:
+        samples: of a micro-batch, with which layers are measured.
+
+    Raises:
+        InputError: ``balance`` does not add up, or there are more parts than layers.
+    """
+    balance, segments = task.options["balance"], task.options.get("segments", 0)
+    assert isinstance(balance, tuple) and isinstance(segments, int)
+    if max(parts, segments) > len(layers):
+        raise _misfit(task, f"{len(layers)} layers cannot be shared out to {max(parts, segments)} parts")
+    groups = (1,) * len(layers)
+    costs: list[float] = []
+    if segments or not balance:
+        by_size = task.options["balance_by"] == "size"
+        costs = [_size(layer) for layer in layers] if by_size else measure_s(task, layers, samples)
+    if segments:
+        groups = share_out(costs, segments)
+        costs = runs(costs, groups)
+    if balance and sum(balance) != len(groups):
+        raise _misfit(task, f"balance {list(balance)} adds up to {sum(balance)}, and there are {len(layers)} layers")
+    return tuple(int(n) for n in runs(groups, balance or share_out(costs, parts)))
+
+
+def runs(values: Sequence[float], lengths: Sequence[int]) -> list[float]:
+    """Sums of consecutive runs of so many values each."""
+    ends = list(accumulate(lengths))
+    return [sum(values[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
+
+
+def _size(layer: nn.Module) -> float:
+    return float(sum(p.numel() for p in layer.parameters()))
+
+
+def _misfit(task: Task, what: str) -> InputError:
+    return InputError(
+        f"{task.config.strategy} cannot cut {task.config.model}: {what}",
+        where="experiment.toml: strategy",
+        hint="leave balance out to have layers shared out by measured time",
+    )
+
+
+def share_out(costs: Sequence[float], parts: int) -> tuple[int, ...]:
+    """Lengths of consecutive runs of costs, none empty, such that the dearest run is as cheap as can be."""
+    sums = [0.0, *accumulate(costs)]
+    count = len(costs)
+    # best[k][n]: (cost of the dearest run, start of the last run) when the first n costs are shared out to k runs.
+    best: list[list[tuple[float, int]]] = [[(0.0 if n == 0 else float("inf"), 0) for n in range(count + 1)]]
+    for _ in range(parts):
+        before = best[-1]
+        best.append(
+            [
+                min(((max(before[m][0], sums[n] - sums[m]), m) for m in range(n)), default=(float("inf"), 0))
+                for n in range(count + 1)
+            ]
+        )
+    lengths: list[int] = []
+    end = count
+    for row in reversed(best[1:]):
+        start = row[end][1]
+        lengths.append(end - start)
+        end = start
+    return tuple(reversed(lengths))
+
+
+def measure_s(task: Task, layers: Sequence[nn.Module], samples: int) -> list[float]:
+    """Seconds that each layer takes for forward and backward pass, measured one after another on this rank's device.
+
+    Layers are copied, so neither their place nor their statistics change.
+    """
+    import torch
+
+    settle: Callable[[], object] = torch.cuda.synchronize if task.device.type == "cuda" else (lambda: None)
+    dtype = next(task.module.parameters()).dtype
+    x = torch.randn(samples, *task.input_shape, device=task.device, dtype=dtype)
+    times_s = []
+    for layer in layers:
+        trial: Any = copy.deepcopy(layer).to(task.device).eval()
+        measured_s = []
+        for _ in range(REPEATS + 1):
+            given = x.detach().requires_grad_(x.is_floating_point())
+            settle()
+            started = time.perf_counter()
+            # An in-place layer may not write into a leaf of the graph.
+            answer = task.forward(trial, given * 1)
+            answer.sum().backward()  # type: ignore[no-untyped-call]
+            settle()
+            measured_s.append(time.perf_counter() - started)
+        times_s.append(min(measured_s[1:]))
+        x = answer.detach()
+    return times_s
