@@ -26,7 +26,7 @@ from typing import Any, Self
 
 from orchestrator.executors.processes import Host
 from workloads.errors import InputError, OperationError
-from workloads.rundir import AttemptDir, RunDir, queue_folder, read_json, write_bytes
+from workloads.rundir import AttemptDir, RunDir, jobs_folder, queue_folder, read_json, write_bytes
 
 DEFAULT_JOB = "workloads.entry:run"
 """``module:function``, called in each rank with the run's directory and the attempt's number."""
@@ -207,37 +207,50 @@ def supervisor_name(token: str) -> str:
     return f"supervisor/{token}"
 
 
-def check_runs_folder(runs: Path) -> None:
+def check_runs_folder(runs: Path, attempt: AttemptDir | None = None) -> None:
     """Refuse a runs folder in which somebody else could plant code: jobs load pickles from it.
+
+    Args:
+        runs: it, and what is below it for all runs.
+        attempt: the one whose pickle is about to be loaded.
 
     Raises:
         InputError: others can write to it, or it is somebody else's.
         OperationError: we cannot write to it.
     """
-    try:
-        status = runs.stat()
-    except FileNotFoundError:
-        return
-    if status.st_mode & stat.S_IWOTH:
-        raise InputError(
-            "everybody may write to the runs folder",
-            where=str(runs),
-            why="jobs load pickles from it, and a pickle is code that would run as you",
-            hint=f"chmod o-w {shlex.quote(str(runs))}",
-        )
-    if status.st_uid != os.geteuid():
-        raise InputError(
-            f"the runs folder belongs to {_user(status.st_uid)}, not to {_user(os.geteuid())}",
-            where=str(runs),
-            why="jobs load pickles from it, and a pickle is code that would run as you",
-            hint="name a folder of your own with --runs, or run as its owner",
-        )
-    if not os.access(runs, os.W_OK | os.X_OK):
+    _insist_on_ours(runs, runs)
+    if runs.exists() and not os.access(runs, os.W_OK | os.X_OK):
         raise OperationError(
             "cannot write to the runs folder",
             where=str(runs),
             why="it is read-only",
             hint=f"chmod u+w {shlex.quote(str(runs))}, or name another folder with --runs",
+        )
+    queue = QueueFolder(runs)
+    folders = [jobs_folder(runs), queue.path, queue.pending, queue.running, queue.outbox]
+    if attempt is not None:
+        folders += [path for path in (attempt.job_folder, *attempt.job_folder.parents) if runs in path.parents]
+    for folder in folders:
+        _insist_on_ours(folder, runs)
+
+
+def _insist_on_ours(folder: Path, runs: Path) -> None:
+    name = "the runs folder" if folder == runs else "a folder of the runs folder"
+    why = "jobs load pickles from it, and a pickle is code that would run as you"
+    try:
+        status = folder.stat()
+    except FileNotFoundError:
+        return
+    if status.st_mode & stat.S_IWOTH:
+        # Whoever opened one folder mostly opened all below it.
+        hint = f"chmod -R o-w {shlex.quote(str(runs))}"
+        raise InputError(f"everybody may write to {name}", where=str(folder), why=why, hint=hint)
+    if status.st_uid != os.geteuid():
+        raise InputError(
+            f"{name} belongs to {_user(status.st_uid)}, not to {_user(os.geteuid())}",
+            where=str(folder),
+            why=why,
+            hint="name a folder of your own with --runs, or run as its owner",
         )
 
 

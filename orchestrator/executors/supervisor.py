@@ -82,7 +82,7 @@ def main() -> None:
         folder.finish(order.token)
         return
     try:
-        check_runs_folder(folder.runs)
+        check_runs_folder(folder.runs, attempt)
         spec = RunDir.of(folder.runs, entry.run_id).read_spec()
         ended = _Controller(order, entry, spec, folder, attempt).run()
     except Exception as error:

@@ -168,9 +168,29 @@ def test_a_world_writable_runs_folder_is_refused(lab: Lab) -> None:
         lab.submit(lab.spec())
     assert caught.value.what == "everybody may write to the runs folder"
     assert "pickle is code" in caught.value.why
-    assert caught.value.hint == f"chmod o-w {lab.runs}"
+    assert caught.value.hint == f"chmod -R o-w {lab.runs}"
     lab.runs.chmod(0o755)
     assert lab.submit(lab.spec())
+
+
+@pytest.mark.parametrize("folder", ["queue/pending", "queue/running", "jobs"])
+def test_a_world_writable_folder_below_it_is_refused(lab: Lab, folder: str) -> None:
+    """What ``chmod -R 777`` leaves open when only the runs folder itself is closed again."""
+    (lab.runs / folder).mkdir(parents=True)
+    (lab.runs / folder).chmod(0o777)
+    with pytest.raises(InputError, match=rf"{folder}: everybody may write to a folder of the runs folder"):
+        lab.submit(lab.spec())
+
+
+def test_a_pickle_in_a_world_writable_folder_is_not_loaded(lab: Lab) -> None:
+    """The folder of one run, opened between submit and start."""
+    (run,) = lab.submit(lab.spec(gpus=4, cpus_per_rank=0, sleep=0.5))
+    (waiting,) = lab.submit(lab.spec(gpus=4, cpus_per_rank=0))
+    waiting.attempt.path.chmod(0o777)
+    done, refused = lab.wait_exit(run, waiting)
+    assert done.state is State.SUCCEEDED
+    assert (refused.state, refused.reason) == (State.FAILED, "start_failed")
+    assert "everybody may write to a folder of the runs folder" in refused.message
 
 
 def test_nothing_we_make_is_world_writable(lab: Lab) -> None:
