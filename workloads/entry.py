@@ -81,10 +81,12 @@ def run(run_dir: str, attempt: int) -> None:
     try:
         _carry_out(place, folder, world, events, orders, result)
     except Interrupted as order:
+        orders.only_note()
         events.write("interrupt", signal=str(order), epoch=result.epochs_done)
         say(f"told to end by {order}; the last checkpoint stays")
         _leave(ExitCode.INTERRUPTED)
     except BaseException as error:
+        orders.only_note()
         _leave(_fail(error, folder, world, events, orders, result))
     result.state = State.SUCCEEDED
     result.ended_at = _now()

@@ -33,11 +33,16 @@ class Orders:
         self.signal: str | None = None
         self.deferred = False
         """Whether the receiver asks at moments of its own choice, through :meth:`obey`."""
+        self._leaving = False
 
     def listen(self) -> None:
         """Take over from whatever handlers the launcher has set."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._receive)
+
+    def only_note(self) -> None:
+        """From now on nothing is interrupted: the rank is leaving anyway, and has to say why."""
+        self._leaving = True
 
     def obey(self) -> None:
         """Raises Interrupted when an order has come."""
@@ -47,7 +52,7 @@ class Orders:
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         insists = self.signal is not None
         self.signal = signal.Signals(number).name
-        if insists or not self.deferred:
+        if not self._leaving and (insists or not self.deferred):
             raise Interrupted(self.signal)
 
 

@@ -30,7 +30,7 @@ from orchestrator.executors.entries import submit_name
 from orchestrator.executors.protocol import Delivery, Receipt, Verdict
 from orchestrator.executors.slurm_queries import Newest, Seen, SeenArray
 from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, Task, shape_key
-from orchestrator.executors.slurm_states import Phase, Witnesses, verdict
+from orchestrator.executors.slurm_states import TOLD_TO_END, Phase, Witnesses, rank_codes_in, verdict
 from orchestrator.quantities import format_memory
 from workloads.contract import State
 from workloads.rundir import AttemptDir, RunDir, jobs_folder, read_events, read_json, write_json
@@ -141,7 +141,8 @@ class SlurmCluster:
             verdicts.append(found)
         newest.over_since = {t: at for t, at in newest.over_since.items() if t in tokens}
         newest.write(self._folder)
-        self._close_ended(concerned)
+        live = {token for (_, token, _), found in zip(wanted, verdicts, strict=True) if found.state.live}
+        self._close_ended(concerned, live)
         return verdicts
 
     def cancel(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
@@ -346,13 +347,17 @@ class SlurmCluster:
         errors = [_tail(logs / f"{record.job_id}_{index}_{rank}_log.err") for rank in range(ranks)]
         events, _ = read_events(attempt.events(), 0, "interrupt")
         memory = shape.get("mem_bytes")
-        said = [*(_last_line(text) for text in errors), _last_line(script_log)]
+        codes = rank_codes_in(script_log, ranks)
+        # The rank that went first has more to say than those that were ended for it.
+        blamed = [errors[rank] for rank, code in enumerate(codes) if code not in {None, 0, TOLD_TO_END}]
+        said = [_last_line(text) for text in (*(blamed or errors), script_log)]
         return replace(
             witnesses,
             failure=first_failure(attempt, ranks),
             hung=hung_ranks(attempt, ranks),
             told_by=str(events[-1].get("signal", "")) if events else "",
             exit_code=seen.exit_code if seen else None,
+            rank_codes=codes,
             elapsed_s=seen.elapsed_s if seen else None,
             limit_s=submission.get("time_limit_s"),
             memory=format_memory(memory) if isinstance(memory, int) and memory else "",
@@ -363,10 +368,10 @@ class SlurmCluster:
     def _script_log(self, record: ArrayRecord, index: int) -> Path:
         return jobs_folder(self._runs) / f"slurm-{record.job_id}_{index}.out"
 
-    def _close_ended(self, records: Sequence[ArrayRecord]) -> None:
+    def _close_ended(self, records: Sequence[ArrayRecord], live: Collection[str]) -> None:
         for record in records:
-            places = [task.directory(self._runs) for task in record.tasks]
-            if all(place.exit.exists() or place.result.exists() for place in places):
+            places = [task.directory(self._runs) for task in record.tasks if task.token not in live]
+            if len(places) == len(record.tasks) and all(p.exit.exists() or p.result.exists() for p in places):
                 self._arrays.close(record)
 
 

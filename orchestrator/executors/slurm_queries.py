@@ -12,14 +12,14 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from orchestrator.executors import slurm_commands
 from orchestrator.executors.slurm_commands import Answer
 from orchestrator.executors.slurm_records import ArrayRecord, Site, SiteFolder
-from orchestrator.executors.slurm_states import Phase, base_state, phase_of
+from orchestrator.executors.slurm_states import Phase, base_state, indices_in, phase_of
 from workloads.rundir import read_json, write_json
 
 log = logging.getLogger(__name__)
@@ -315,17 +315,6 @@ def _merge(
             known = array.tasks.get(index)
             if name == record.name and (known is None or known.phase is Phase.ENDED):
                 array.tasks[index] = seen
-
-
-def indices_in(text: str) -> Iterable[int]:
-    """The task numbers in ``3``, ``1-119:2%120`` and ``0,2,7-9``; none in what is no such list."""
-    found: list[int] = []
-    for part in text.partition("%")[0].split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+)(?::(\d+))?)?\s*", part)
-        if match:
-            first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
-            found += range(first, last + 1, step)
-    return found
 
 
 def seconds(text: str) -> float | None:

@@ -195,6 +195,9 @@ class Witnesses:
     """Whether the site starts jobs again by itself."""
     cancelling: bool = False
     exit_code: int | None = None
+    """The job's."""
+    rank_codes: Sequence[int | None] = ()
+    """By rank, as far as the launcher told; negative for a signal."""
     elapsed_s: float | None = None
     limit_s: int | None = None
     hang_timeout_s: int = 0
@@ -232,7 +235,9 @@ def _unsent(w: Witnesses) -> Verdict:
 
 
 def _unasked(w: Witnesses) -> Verdict:
-    """Nothing new from the scheduler: what is known stays, but for a start that the run itself tells of."""
+    """Nothing new from the scheduler: what is known stays, but for what the run itself tells."""
+    if w.result is not None:
+        return w.result
     if w.started and w.recorded in {State.SUBMITTING, State.PENDING}:
         return Verdict(State.RUNNING, "cancelling" if w.cancelling else "")
     if w.recorded is State.SUBMITTING:
@@ -287,7 +292,8 @@ def _ended(w: Witnesses) -> Verdict:
         return Verdict(
             State.CANCELLED, "scancel", f"cancelled by user {by}" if by else "cancelled by scancel or the site"
         )
-    if w.exit_code == TOLD_TO_END or w.told_by:
+    failed_by_itself = w.failure is not None or w.hung or any(w.rank_codes)
+    if not failed_by_itself and (w.exit_code == TOLD_TO_END or w.told_by):
         return _told_to_end(w)
     if word == "FAILED" and w.exit_code in SCRIPT_FAILURES:
         reason, what = SCRIPT_FAILURES[w.exit_code]
@@ -299,8 +305,45 @@ def _ended(w: Witnesses) -> Verdict:
     code = 0 if word == "COMPLETED" else w.exit_code
     if code is None and w.failure is None and not w.hung:
         return Verdict(State.FAILED, "program_error", w.last_words or "Slurm says FAILED, and the run said nothing")
-    found = conclude(exit_codes=[code], failure=w.failure, hung=w.hung, last_words=w.last_words)
+    if code and w.failure is None and not w.hung and not any(w.rank_codes):
+        said = f": {w.last_words}" if w.last_words else ""
+        return Verdict(State.FAILED, "program_error", f"the job ended with exit code {code}{where}{said}")
+    found = conclude(
+        exit_codes=w.rank_codes if any(w.rank_codes) else [code],
+        failure=w.failure,
+        hung=w.hung,
+        last_words=w.last_words,
+    )
     return Verdict(found.state, found.reason, found.message)
+
+
+_TASKS = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
+_SIGNALLED = {"Aborted": 6, "Killed": 9, "Segmentation fault": 11, "Terminated": 15, "Bus error": 7}
+
+
+def rank_codes_in(script_log: str, ranks: int) -> list[int | None]:
+    """How the ranks ended that ended first, as ``srun`` told it; None for all others, which were ended for them."""
+    codes: list[int | None] = [None] * ranks
+    for tasks, text, words in _TASKS.findall(script_log):
+        code = int(text) if text else -_SIGNALLED.get(words.split(" (")[0].strip(), 9)
+        if code == TOLD_TO_END:
+            continue
+        for rank in indices_in(tasks):
+            if rank < ranks:
+                codes[rank] = code
+        break
+    return codes
+
+
+def indices_in(text: str) -> list[int]:
+    """The numbers in ``3``, ``1-119:2%120`` and ``0,2,7-9``; none in what is no such list."""
+    found: list[int] = []
+    for part in text.partition("%")[0].split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+)(?::(\d+))?)?\s*", part)
+        if match:
+            first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+            found += range(first, last + 1, step)
+    return found
 
 
 def _told_to_end(w: Witnesses) -> Verdict:

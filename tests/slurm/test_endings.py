@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.lab import NODES, Lab
-from tests.slurm.study import DEFAULTS, Study, job_ids, number_sent
+from tests.slurm.lab import Lab
+from tests.slurm.study import DEFAULTS, Study, number_sent
 
 pytestmark = pytest.mark.slurm
 
@@ -40,9 +40,7 @@ def test_two_nodes_of_two_ranks(study: Study) -> None:
     assert (result["world_size"], result["devices_seen"]) == (4, 4)
     (events,) = study.runs.glob("*/*/attempts/1/events.jsonl")
     world = next(json.loads(line) for line in events.read_text().splitlines() if '"event":"world"' in line)
-    assert [rank["host"] for rank in world["ranks"]] == [name for name, gpu in NODES.items() if gpu == "a100"] * 2 or [
-        rank["host"] for rank in world["ranks"]
-    ] == ["lab001", "lab001", "lab002", "lab002"]
+    assert [rank["host"] for rank in world["ranks"]] == ["lab001", "lab001", "lab002", "lab002"]
     start = json.loads(events.read_text().splitlines()[0])
     assert (start["job_id"], start["job_name"][:4], start["restarts"]) == (row["job_id"], "orc-", 0)
 
@@ -51,7 +49,9 @@ def test_cancel_ends_ours_and_nobody_elses(study: Study, tmp_path: Path) -> None
     """A running, a waiting and a foreign job of nearly the same name; one scancel, and every state says who did it."""
     other = tmp_path / "other.sh"
     other.write_text("#!/bin/bash\nsleep 60\n")
-    foreign = study.lab.submit(other, "--job-name=orc-0123456789abcdef", "-phtc", "--mem=100", "--output=/dev/null")
+    foreign = study.lab.submit(
+        other, "--job-name=orc-0123456789abcdef", "-phtc", "-wlab003", "--mem=100", "--output=/dev/null"
+    )
     study.write(probe("a100:2", epoch_s=0.5) + "seed = [0, 1, 2]\n", defaults=SLOW)
     study.run("submit")
     study.until(lambda rows: sum(row["state"] == "running" for row in rows) == 2)
@@ -123,19 +123,20 @@ def test_a_broken_prologue_is_told_in_its_own_words(study: Study) -> None:
 
 
 def test_the_time_limit_leaves_a_checkpoint_and_retry_goes_on_from_it(study: Study) -> None:
-    """A run of more than a minute under a limit of one: announced, checkpointed, told as a time-out, resumed."""
-    defaults = DEFAULTS.replace("epochs = 3", "epochs = 110").replace('"10m"', '"1m"')
-    defaults = defaults.replace('strategy = "probe"\n', "")
-    study.write(probe(epoch_s=0.6), defaults=defaults)
+    """A run of 55 s under a limit of a minute, which is announced between 6 and 60 s before it: told as a time-out.
+
+    Each retry goes on from the checkpoint, so a few are enough.
+    """
+    study.write(probe(epoch_s=0.6), defaults=THREE.replace("epochs = 3", "epochs = 92").replace('"10m"', '"1m"'))
     study.run("submit")
     (row,) = study.until_ended(100)
     assert (row["state"], row["reason"], row["attempt"]) == ("timeout", "time_limit", 1), row
-    assert number_sent(study.run("retry", "--failed")) == 1
-    (row,) = study.until_ended(100)
-    assert (row["state"], row["attempt"]) == ("succeeded", 2), row
+    while row["state"] == "timeout" and row["attempt"] < 6:
+        assert number_sent(study.run("retry", "--failed")) == 1
+        (row,) = study.until_ended(100)
+    assert row["state"] == "succeeded", row
     (result,) = json.loads(study.run("results", "--json").stdout)
-    assert result["epochs_done"] == 110 and result["resumed_from_epoch"] > 20
-    assert len(set(job_ids([row]))) == 1
+    assert result["epochs_done"] == 92 and result["resumed_from_epoch"] > 0
 
 
 def test_wait_shows_the_end(study: Study) -> None:

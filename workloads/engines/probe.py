@@ -9,7 +9,7 @@ import socket
 import time
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TextIO
 
 from workloads import provenance, registry, rendezvous
 from workloads.errors import JobError
@@ -42,7 +42,8 @@ def train(job: Job) -> None:
     """
     config = job.spec.train
     options = _options(config.strategy_options)
-    seen = _meet(job, _look(job))
+    meeting = _Meeting(job)
+    seen = [Sight(**sight) for sight in meeting.exchange(asdict(_look(job)))]
     if job.spec.expect.gpus_per_node:
         check_distinct((s.node, _own_device(s, i, seen)) for i, s in enumerate(seen))
     result = job.result
@@ -55,7 +56,7 @@ def train(job: Job) -> None:
     job.events.write("world", world_size=job.world.size, nodes=job.world.nodes, ranks=[asdict(s) for s in seen])
     result.startup_s = provenance.process_age_s()
     job.orders.deferred = True
-    done = _resume(job)
+    done = _resume(job, meeting)
     times_s = []
     job.pulse.epochs = config.epochs
     for epoch in range(done + 1, config.epochs + 1):
@@ -70,6 +71,10 @@ def train(job: Job) -> None:
             job.events.write("epoch", epoch=epoch, steps=0, epoch_time_s=times_s[-1])
             write_json(job.run.checkpoint, {"epoch": epoch})
             job.events.write("checkpoint", epoch=epoch)
+    job.orders.deferred = False
+    # A success is one of all ranks.
+    meeting.exchange(config.epochs)
+    meeting.close()
     result.epochs_done = config.epochs
     result.train_time_s = sum(times_s)
     result.epoch_time_s = median(times_s[1:] or times_s or [0.0])
@@ -95,65 +100,88 @@ def _own_device(sight: Sight, rank: int, seen: list[Sight]) -> str:
     return sight.devices[local_rank % len(sight.devices)] if sight.devices else str(local_rank)
 
 
-def _meet(job: Job, own: Sight) -> list[Sight]:
-    """Every rank's sight, by rank: each tells rank 0, which tells all."""
-    world = job.world
-    if world.size == 1:
-        return [own]
-    if world.rank == 0:
-        return _host(job, own)
-    address, port = rendezvous.find(job.attempt.rendezvous, world, MEET_TIMEOUT_S)
-    with (
-        socket.create_connection((address, port), timeout=MEET_TIMEOUT_S) as connection,
-        connection.makefile("rw", encoding="utf-8") as stream,
-    ):
-        stream.write(json.dumps([world.rank, asdict(own)]) + "\n")
-        stream.flush()
-        try:
-            return [Sight(**sight) for sight in json.loads(stream.readline())]
-        except (OSError, ValueError) as error:
-            raise JobError(f"rank {world.rank} heard nothing from rank 0: Connection reset by peer") from error
+class _Meeting:
+    """Lines between rank 0 and every other one, open as long as the run lasts."""
 
+    def __init__(self, job: Job) -> None:
+        self._world = job.world
+        self._streams: dict[int, TextIO] = {}
+        """By rank: all others on rank 0, rank 0 on all others."""
+        if self._world.size == 1:
+            return
+        if self._world.rank == 0:
+            self._host(job)
+        else:
+            address, port = rendezvous.find(job.attempt.rendezvous, job.world, MEET_TIMEOUT_S)
+            self._streams[0] = self._open(socket.create_connection((address, port), timeout=MEET_TIMEOUT_S))
+            self._write(0, self._world.rank)
 
-def _host(job: Job, own: Sight) -> list[Sight]:
-    seen = {0: own}
-    waiting = []
-    deadline = time.monotonic() + MEET_TIMEOUT_S
-    with socket.create_server(("", 0), backlog=job.world.size) as server:
-        port = server.getsockname()[1]
-        rendezvous.publish(job.attempt.rendezvous, job.world, port, rendezvous.own_addresses(job.world))
-        while len(seen) < job.world.size:
-            server.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                connection, _ = server.accept()
-                connection.settimeout(MEET_TIMEOUT_S)
-                stream = connection.makefile("rw", encoding="utf-8")
-                line = stream.readline()
-            except TimeoutError as error:
-                missing = sorted(set(range(job.world.size)) - seen.keys())
-                raise JobError(f"ranks {missing} did not come within {MEET_TIMEOUT_S:.0f} s") from error
-            if not line:  # somebody tried whether this address answers
-                connection.close()
-                continue
-            rank, sight = json.loads(line)
-            seen[rank] = Sight(**sight)
-            waiting.append((connection, stream))
-        answer = json.dumps([asdict(seen[rank]) for rank in range(job.world.size)]) + "\n"
-        for connection, stream in waiting:
-            stream.write(answer)
-            stream.flush()
+    def exchange(self, own: Any) -> list[Any]:
+        """What every rank has, by rank. Collective.
+
+        Raises:
+            ConnectionError: a rank is gone.
+        """
+        if self._world.size == 1:
+            return [own]
+        if self._world.rank:
+            self._write(0, own)
+            return list(self._read(0))
+        all_of_them = [own, *(self._read(rank) for rank in range(1, self._world.size))]
+        for rank in self._streams:
+            self._write(rank, all_of_them)
+        return all_of_them
+
+    def close(self) -> None:
+        for stream in self._streams.values():
             stream.close()
-            connection.close()
-    return [seen[rank] for rank in range(job.world.size)]
+
+    def _host(self, job: Job) -> None:
+        deadline = time.monotonic() + MEET_TIMEOUT_S
+        with socket.create_server(("", 0), backlog=job.world.size) as server:
+            addresses = rendezvous.own_addresses(job.world)
+            rendezvous.publish(job.attempt.rendezvous, job.world, server.getsockname()[1], addresses)
+            while len(self._streams) < job.world.size - 1:
+                server.settimeout(max(0.01, deadline - time.monotonic()))
+                try:
+                    connection, _ = server.accept()
+                except TimeoutError as error:
+                    missing = sorted(set(range(1, job.world.size)) - self._streams.keys())
+                    raise JobError(f"ranks {missing} did not come within {MEET_TIMEOUT_S:.0f} s") from error
+                stream = self._open(connection)
+                if line := stream.readline():  # else somebody tried whether this address answers
+                    self._streams[int(line)] = stream
+
+    def _open(self, connection: socket.socket) -> TextIO:
+        # From here on the watchdog decides how long a silence may last.
+        connection.settimeout(None)
+        stream = connection.makefile("rw", encoding="utf-8")
+        connection.close()  # the stream holds it
+        return stream
+
+    def _write(self, rank: int, value: Any) -> None:
+        try:
+            self._streams[rank].write(json.dumps(value) + "\n")
+            self._streams[rank].flush()
+        except OSError as error:
+            raise self._lost(rank) from error
+
+    def _read(self, rank: int) -> Any:
+        try:
+            return json.loads(self._streams[rank].readline())
+        except (OSError, ValueError) as error:
+            raise self._lost(rank) from error
+
+    def _lost(self, rank: int) -> Exception:
+        # In the words by which workloads.entry tells the loss of a peer from a failure of our own.
+        return ConnectionError(f"rank {self._world.rank} lost rank {rank}: Connection closed by peer")
 
 
-def _resume(job: Job) -> int:
-    """Epochs that an earlier attempt, or this one before it was requeued, has done."""
-    try:
-        done = int(read_json(job.run.checkpoint)["epoch"])
-    except FileNotFoundError:
-        job.run.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        return 0
+def _resume(job: Job, meeting: _Meeting) -> int:
+    """Epochs that an earlier attempt, or this one before it was requeued, has done: as rank 0 found it."""
+    job.run.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    own = int(read_json(job.run.checkpoint)["epoch"]) if job.run.checkpoint.exists() else 0
+    done: int = meeting.exchange(own)[0]
     if done:
         job.result.resumed_from_epoch = job.result.epochs_done = done
         job.events.write("resume", epoch=done)
