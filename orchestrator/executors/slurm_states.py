@@ -27,7 +27,7 @@ TASK_GRACE_S = 5.0
 REQUEUE_GRACE_S = 180.0
 """A job that Slurm starts again by itself is listed as waiting within this time."""
 SILENCE_S = 900.0
-"""A run that nobody lists and that shows no sign of life for so long is gone."""
+"""A run that shows no sign of life for so long is gone when nobody lists it, and worth a word when Slurm does."""
 
 SCRIPT_FAILURES = {
     90: ("prologue", "a line of the cluster file's prologue failed"),
@@ -200,7 +200,6 @@ class Witnesses:
     """By rank, as far as the launcher told; negative for a signal."""
     elapsed_s: float | None = None
     limit_s: int | None = None
-    hang_timeout_s: int = 0
     memory: str = ""
     """The memory that was asked for, in words."""
     out_of_memory: bool = False
@@ -263,7 +262,7 @@ def _active(w: Witnesses) -> Verdict:
         return Verdict(State.PENDING, "starting", "its nodes are being prepared")
     if base_state(w.state) in {"SUSPENDED", "STOPPED"}:
         return Verdict(State.RUNNING, "suspended", "the scheduler has suspended it")
-    if w.hang_timeout_s and w.silent_s is not None and w.silent_s > max(w.hang_timeout_s, SILENCE_S):
+    if w.silent_s is not None and w.silent_s > SILENCE_S:
         where = f" on {w.node}" if w.node else ""
         return Verdict(State.RUNNING, "silent", f"no sign of life{where} for {w.silent_s:.0f} s, yet Slurm runs it")
     return Verdict(State.RUNNING)

@@ -1,0 +1,238 @@
+"""What is asked of Slurm, how often, and what its answers are taken for: fakes on PATH, one script by several names."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from orchestrator.executors import slurm_commands, slurm_queries
+from orchestrator.executors.slurm_array import Fate, fate, job_id_in
+from orchestrator.executors.slurm_commands import Answer
+from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, Task
+from orchestrator.executors.slurm_states import Phase
+from workloads import slurm_start
+from workloads.rundir import AttemptDir, RunDir, write_json
+
+FAKE = """#!/bin/sh
+name=$(basename "$0")
+echo "$name $*" >>{folder}/calls
+cat {folder}/$name.out 2>/dev/null
+if [ -e {folder}/$name.err ]; then cat {folder}/$name.err >&2; exit 1; fi
+"""
+SQUEUE = "77|{indices}|{name}|{state}|{elapsed}|n1|{reason}"
+
+
+class Fakes:
+    """A cluster of fakes: what each command answers lies in a file by its name."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **site: Any) -> None:
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        for name in ("sbatch", "squeue", "sacct", "scancel", "scontrol"):
+            (self.bin / name).write_text(FAKE.format(folder=self.bin))
+            (self.bin / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{self.bin}:/usr/bin:/bin")
+        self.answer("scontrol", "ClusterName = one\n")
+        self.site = Site(name="one", **{"poll_seconds": 60, **site})
+        self.runs = folder / "runs"
+        self.folder = SiteFolder(self.runs, "one")
+        self.folder.keep(self.site, {})
+
+    def answer(self, name: str, text: str = "", *, error: str = "") -> None:
+        (self.bin / f"{name}.out").write_text(text)
+        (self.bin / f"{name}.err").unlink(missing_ok=True)
+        if error:
+            (self.bin / f"{name}.err").write_text(error)
+
+    def calls(self, name: str) -> list[str]:
+        path = self.bin / "calls"
+        return [line for line in path.read_text().splitlines() if line.startswith(name)] if path.exists() else []
+
+    def array(self, tasks: int = 3, job_id: str | None = "77") -> ArrayRecord:
+        names = tuple(Task(f"{i:016x}", 1, f"token{i}") for i in range(tasks))
+        record = ArrayRecord(token="abc", target="one", tasks=names, asked_at=time.time() - 1, job_id=job_id)
+        return ArrayFolder(self.runs).write(record)
+
+    def poll(self, *records: ArrayRecord, fresh: bool = False) -> slurm_queries.Newest:
+        return slurm_queries.poll(self.folder, self.site, records, fresh=fresh)
+
+    def listed(self, record: ArrayRecord, *rows: tuple[str, str, str]) -> None:
+        lines = [
+            SQUEUE.format(indices=indices, name=record.name, state=state, elapsed="0:05", reason=reason)
+            for indices, state, reason in rows
+        ]
+        self.answer("squeue", "\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    return Fakes(tmp_path, monkeypatch)
+
+
+def test_ten_looks_at_500_tasks_are_one_squeue_and_one_sacct(cluster: Fakes) -> None:
+    """However many tasks, and however often one looks within the site's pause."""
+    record = cluster.array(500)
+    cluster.listed(record, ("300-499:1%20", "PENDING", "Priority"))
+    rows = [f"77_{i}|{record.name}|COMPLETED|0:0|12|n1" for i in range(300)]
+    cluster.answer("sacct", "\n".join(rows) + "\n")
+    for _ in range(10):
+        newest = cluster.poll(record)
+    assert (len(cluster.calls("squeue")), len(cluster.calls("sacct")), len(cluster.calls("scontrol"))) == (1, 1, 1)
+    tasks = newest.arrays[record.name].tasks
+    assert len(tasks) == 500
+    assert [tasks[i].phase for i in (0, 299, 300, 499)] == [Phase.ENDED] * 2 + [Phase.WAITING] * 2
+    cluster.poll(record, fresh=True)
+    assert len(cluster.calls("squeue")) == 2, "who has just acted may ask anew"
+
+
+def test_without_accounting_the_controller_is_asked(cluster: Fakes) -> None:
+    """sacct says that there is none, once; squeue tells the state and scontrol the exit code."""
+    record = cluster.array(2)
+    cluster.listed(record, ("0", "FAILED", "NonZeroExitCode"), ("1", "RUNNING", "None"))
+    cluster.answer("sacct", error="Slurm accounting storage is disabled\n")
+    job = f"JobId=77 ArrayJobId=77 ArrayTaskId=0 JobName={record.name} JobState=FAILED ExitCode=3:0 RunTime=00:01:10"
+    cluster.answer("scontrol", f"ClusterName = one\n{job} NodeList=n1\n")
+    for _ in range(3):
+        newest = cluster.poll(record, fresh=True)
+    seen = newest.arrays[record.name].tasks
+    assert (seen[0].exit_code, seen[0].elapsed_s, seen[1].state) == (3, 70.0, "RUNNING")
+    assert len(cluster.calls("sacct")) == 1
+
+
+def test_a_query_that_fails_concludes_nothing_and_slows_down(cluster: Fakes) -> None:
+    """What was heard before stays, and the next question waits longer each time."""
+    record = cluster.array(1)
+    cluster.listed(record, ("0", "RUNNING", "None"))
+    before = cluster.poll(record)
+    cluster.answer("squeue", error="slurm_load_jobs error: Unable to contact slurm controller\n")
+    after = cluster.poll(record, fresh=True)
+    assert after.arrays == before.arrays and after.failures == 1 and "Unable to contact" in after.problem
+    newest = slurm_queries.Newest.read(cluster.folder)
+    newest.at = time.time() - 90
+    newest.write(cluster.folder)
+    cluster.poll(record)
+    assert len(cluster.calls("squeue")) == 2, "60 s after a failure are not enough"
+
+
+def test_accounting_that_fails_for_a_while_is_not_no_accounting(cluster: Fakes) -> None:
+    record = cluster.array(1)
+    cluster.listed(record)
+    cluster.answer("sacct", error="sacct: error: slurm_persist_conn_open: failed to open connection to host:db:6819\n")
+    newest = cluster.poll(record)
+    assert newest.accounting_failed and not newest.no_accounting
+
+
+def test_a_number_that_another_job_had_before(cluster: Fakes) -> None:
+    """Rows of another name are not ours, in the queue and in accounting."""
+    record = cluster.array(1)
+    cluster.answer("squeue", "77|0|orc-other|RUNNING|0:05|n1|None\n")
+    cluster.answer("sacct", "77_0|training|COMPLETED|0:0|12|n1\n")
+    assert not cluster.poll(record).arrays.get(record.name, slurm_queries.SeenArray()).tasks
+
+
+def test_another_cluster_is_not_asked_about_ours(cluster: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine of cluster two the runs on cluster one keep their states."""
+    record = cluster.array(1)
+    cluster.listed(record, ("0", "RUNNING", "None"))
+    cluster.poll(record)
+    cluster.answer("scontrol", "ClusterName = two\n")
+    cluster.listed(record)
+    monkeypatch.setenv("SLURM_CONF", "/etc/two.conf")
+    newest = cluster.poll(record, fresh=True)
+    assert newest.problem == "this machine talks to cluster two, the runs are on one"
+    assert newest.arrays[record.name].tasks[0].state == "RUNNING"
+
+
+def test_steps_tell_of_the_memory_limit(cluster: Fakes) -> None:
+    record = cluster.array(1)
+    cluster.listed(record)
+    rows = [f"77_0|{record.name}|FAILED|1:0|12|n1", "77_0.batch|batch|FAILED|1:0|12|n1"]
+    rows += ["77_0.0|python|OUT_OF_MEMORY|0:125|12|n1"]
+    cluster.answer("sacct", "\n".join(rows) + "\n")
+    assert cluster.poll(record).arrays[record.name].tasks[0].out_of_memory
+
+
+@pytest.mark.parametrize(
+    ("stdout", "job_id"),
+    [
+        ("4242\n", "4242"),
+        ("4242;clusterA\n", "4242"),
+        ("Note: job 5 limit applies\nSubmitted batch job 4242\n", "4242"),
+        ("4242\nYour quota: job 3 of 100\n", "4242"),
+        ("Submitted batch job 4242 on cluster east\n", "4242"),
+        ("welcome\n", None),
+        ("", None),
+    ],
+)
+def test_the_number_in_noisy_output(stdout: str, job_id: str | None) -> None:
+    """Taken from a line of its own only, never from a text that has a number in it."""
+    assert job_id_in(stdout) == job_id
+    assert fate(Answer(("sbatch",), 0, stdout, "")) == (Fate.ACCEPTED if job_id else Fate.UNCLEAR, job_id)
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "expected"),
+    [
+        (1, "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", Fate.UNCLEAR),
+        (1, "sbatch: error: Batch job submission failed: Unable to contact slurm controller", Fate.UNCLEAR),
+        (1, "sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received", Fate.UNCLEAR),
+        (None, "sbatch did not end within 180 s", Fate.UNCLEAR),
+        (-9, "", Fate.UNCLEAR),
+        (1, "sbatch: error: Batch job submission failed: Invalid job array specification", Fate.REFUSED),
+        (1, "sbatch: error: Batch job submission failed: Requested time limit is invalid", Fate.REFUSED),
+        (1, "sbatch: error: QOSMaxSubmitJobPerUserLimit", Fate.REFUSED),
+    ],
+)
+def test_a_refusal_is_told_from_a_lost_answer(code: int | None, text: str, expected: Fate) -> None:
+    assert fate(Answer(("sbatch",), code, "", text)) == (expected, None)
+
+
+def test_the_environment_of_client_commands() -> None:
+    """Which cluster stays; what the caller's job or habits would add does not."""
+    caller = {"SLURM_CONF": "/c", "SLURM_JOB_ID": "1", "SLURM_CPU_BIND": "x", "SBATCH_PARTITION": "p", "HOME": "/h"}
+    assert slurm_commands.environment(caller) == {"SLURM_CONF": "/c", "HOME": "/h", "SLURM_BITSTR_LEN": "0"}
+    assert slurm_commands.leaking(caller) == ["SBATCH_PARTITION", "SLURM_CPU_BIND", "SLURM_JOB_ID"]
+
+
+def test_a_command_that_does_not_end_or_is_not_there(cluster: Fakes) -> None:
+    (cluster.bin / "slow").write_text("#!/bin/sh\nexec sleep 20\n")
+    (cluster.bin / "slow").chmod(0o755)
+    assert slurm_commands.run("slow", timeout_s=0.2).text == "slow did not end within 0 s"
+    assert slurm_commands.run("sgoodbye").text == "there is no sgoodbye on PATH"
+
+
+class TestClaim:
+    """Of all jobs that were made for an attempt, one carries it out."""
+
+    JOB: ClassVar = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+
+    @pytest.fixture
+    def attempt(self, tmp_path: Path) -> AttemptDir:
+        return RunDir.of(tmp_path, "0" * 16).attempt(1).create()
+
+    def test_the_first_job_has_it_on_all_ranks(self, attempt: AttemptDir) -> None:
+        for rank in ("0", "1"):
+            assert slurm_start.claim(attempt, self.JOB | {"SLURM_PROCID": rank}) == ""
+        other = self.JOB | {"SLURM_ARRAY_JOB_ID": "8"}
+        assert slurm_start.claim(attempt, other) == "job 7_2 has started it, and this is job 8_2"
+        assert json.loads(attempt.owner.read_text())["job_id"] == "7_2"
+
+    def test_a_requeued_job_takes_away_what_its_first_start_left(self, attempt: AttemptDir) -> None:
+        assert slurm_start.claim(attempt, self.JOB) == ""
+        write_json(attempt.exit, {"state": "node_fail"})
+        assert slurm_start.claim(attempt, self.JOB | {"SLURM_RESTART_COUNT": "1"}) == ""
+        assert not attempt.exit.exists()
+
+    def test_what_was_cancelled_does_not_start(self, attempt: AttemptDir) -> None:
+        write_json(attempt.exit, {"state": "cancelled"})
+        assert "cancelled before it started" in slurm_start.claim(attempt, self.JOB)
+        assert not attempt.owner.exists()
+
+    def test_outside_of_slurm_there_is_nothing_to_claim(self, attempt: AttemptDir) -> None:
+        assert slurm_start.claim(attempt, {}) == "" and slurm_start.facts({}) == {}
+        assert os.listdir(attempt.job_folder) == []
