@@ -62,19 +62,20 @@ def submit(
     Example: orchestrate submit --local --wait
     """
     from orchestrator import planner, submitter
+    from orchestrator.plan import Action
 
     workspace = Workspace.at(runs=runs, database=database, data_root=data, experiment=experiment)
     # Read before the plan is made: who sends a run in between has it, and we leave it out.
     newest = _newest_attempts(workspace)
     plan = planner.current(workspace, local=local, cluster=cluster, sets=sets or [])
     done = submitter.submit(workspace, plan, stale=stale, newest_known=newest)
-    under_way = [run.cell.run_id for run in plan.runs if run.action is planner.Action.RUNNING]
+    under_way = [run.cell.run_id for run in plan.runs if run.action is Action.RUNNING]
     if json:
         output.facts({**asdict(done), "target": plan.target})
     else:
         counts = plan.counts()
-        counts.pop(planner.Action.NEW, None)
-        again = planner.Action.FAILED
+        counts.pop(Action.NEW, None)
+        again = Action.FAILED
         rest = [f"{count} {action.value}{' before' * (action is again)}" for action, count in counts.items()]
         rest += [f"{len(plan.excluded)} excluded"] if plan.excluded else []
         typer.echo(_sent(done, plan.target) + (f" ({', '.join(rest)})" if rest else ""))

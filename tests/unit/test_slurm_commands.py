@@ -209,7 +209,12 @@ def test_a_command_that_does_not_end_or_is_not_there(cluster: Fakes) -> None:
 class TestClaim:
     """Of all jobs that were made for an attempt, one carries it out."""
 
-    JOB: ClassVar = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    JOB: ClassVar = {
+        "SUBMITIT_EXECUTOR": "slurm",
+        "SLURM_JOB_ID": "9",
+        "SLURM_ARRAY_JOB_ID": "7",
+        "SLURM_ARRAY_TASK_ID": "2",
+    }
 
     @pytest.fixture
     def attempt(self, tmp_path: Path) -> AttemptDir:
