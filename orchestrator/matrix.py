@@ -13,18 +13,24 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from orchestrator.errors import ExperimentError, Mistake
 from orchestrator.experiment import Condition, ExperimentSpec, Published, Row
 from orchestrator.keys import KEYS, REQUIRED, StrategyChoice, Value
 from orchestrator.plugins import Plugins
 from orchestrator.rules import READ, Rules
 from orchestrator.tomlfile import show
 from workloads.contract import EXECUTION_KEYS, Execution, Hardware, TrainConfig
+
+
+MAX_CELLS = 1_000_000
+"""More are a slip (lists multiply quickly), and would fill a login node's memory before anything was shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,11 @@ def expand(
         data_root: where data sets lie, for the shape of those that are folders; without it, or where a shape is not
             known, the rules that need one are silent.
         plugins: the declarations that the file was checked with; by default what is installed.
+
+    Raises:
+        ExperimentError: the products have more than :data:`MAX_CELLS` cells.
     """
+    _insist_on_a_sane_number(spec)
     judge = _Judge(spec, default_cpus, Rules(plugins or Plugins.installed(), data_root))
     tail = _Tail(spec)
     matrix = Matrix()
@@ -123,6 +133,16 @@ def expand(
             _merge(matrix, known, cell)
     matrix.notes = [*spec.overrides, *judge.notes(), *matrix.notes]
     return matrix
+
+
+def _insist_on_a_sane_number(spec: ExperimentSpec) -> None:
+    sizes = [[len(axis.rows) for axis in product.axes if len(axis.rows) > 1] for product in spec.products]
+    cells = sum(math.prod(lengths) for lengths in sizes)
+    if cells > MAX_CELLS:
+        factors = " + ".join(" x ".join(map(str, lengths)) for lengths in sizes)
+        what = f"{cells:,} cells ({factors}), and {MAX_CELLS:,} are as many as a plan may have"
+        hint = "lists that belong together stand in a [[zip]]; several smaller matrices stand in [[matrix]]"
+        raise ExperimentError([Mistake(f"{spec.where}: matrix", what, hint)])
 
 
 def _combinations(spec: ExperimentSpec) -> Iterator[tuple[dict[str, Any], Row | None]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import experiment, matrix
+from orchestrator.errors import ExperimentError
 from orchestrator.experiment import Published
 from orchestrator.matrix import Matrix
 from orchestrator.plugins import Plugins
@@ -488,3 +489,15 @@ def test_forty_thousand_cells_are_told_apart() -> None:
     found = matrix.expand(experiment.parse(text, "experiment.toml"), default_cpus=cores)
     assert (len(found.cells), len(found.excluded)) == (25_000, 15_000)
     assert len({cell.run_id for cell in found.cells}) == 25_000
+
+
+def test_a_product_beyond_reason_is_refused_before_it_is_made() -> None:
+    """Its cells would fill the memory of a login node; a million of them may be planned."""
+    lists = f"lr = {[n / 1000 for n in range(1, 501)]}\nseed = {list(range(1000))}\nbatch_size = [16, 32, 64]\n"
+    text = '[matrix]\nmodel = "cnn"\nstrategy = "eager"\nhardware = "cpu:1"\n' + lists
+    with pytest.raises(ExperimentError) as caught:
+        expand(text)
+    (mistake,) = caught.value.mistakes
+    assert mistake.where == "experiment.toml: matrix"
+    assert mistake.what == "1,500,000 cells (500 x 1000 x 3), and 1,000,000 are as many as a plan may have"
+    assert "[[zip]]" in mistake.hint
