@@ -28,7 +28,6 @@ from orchestrator.rules import READ, Rules
 from orchestrator.tomlfile import show
 from workloads.contract import EXECUTION_KEYS, Execution, Hardware, TrainConfig
 
-
 MAX_CELLS = 1_000_000
 """More are a slip (lists multiply quickly), and would fill a login node's memory before anything was shown."""
 
@@ -141,7 +140,7 @@ def _insist_on_a_sane_number(spec: ExperimentSpec) -> None:
     if cells > MAX_CELLS:
         factors = " + ".join(" x ".join(map(str, lengths)) for lengths in sizes)
         what = f"{cells:,} cells ({factors}), and {MAX_CELLS:,} are as many as a plan may have"
-        hint = "lists that belong together stand in a [[zip]]; several smaller matrices stand in [[matrix]]"
+        hint = "lists that belong together stand in a [[zip]]; else split the study into several files"
         raise ExperimentError([Mistake(f"{spec.where}: matrix", what, hint)])
 
 
