@@ -21,6 +21,17 @@ def study(lab: Lab, tmp_path: Path) -> Iterator[Study]:
     made.forget()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def limited(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
+    """A run of 55 s under a limit of a minute, under way while the other tests go on."""
+    made = Study(lab, tmp_path_factory.mktemp("limited") / "study")
+    defaults = THREE.replace("epochs = 3", "epochs = 92").replace('"10m"', '"1m"')
+    made.write(probe("a30:1", epoch_s=0.6), defaults=defaults)
+    made.run("submit")
+    yield made
+    made.forget()
+
+
 def probe(hardware: str = "a100:1", **options: object) -> str:
     shown = ", ".join(f"{name} = {json.dumps(value)}" for name, value in options.items())
     return f'[matrix]\nhardware = ["{hardware}"]\nstrategy = [{{ name = "probe", {shown} }}]\n'
@@ -122,23 +133,6 @@ def test_a_broken_prologue_is_told_in_its_own_words(study: Study) -> None:
     assert "module: command not found" in study.log("probe")
 
 
-def test_the_time_limit_leaves_a_checkpoint_and_retry_goes_on_from_it(study: Study) -> None:
-    """A run of 55 s under a limit of a minute, which is announced between 6 and 60 s before it: told as a time-out.
-
-    Each retry goes on from the checkpoint, so a few are enough.
-    """
-    study.write(probe(epoch_s=0.6), defaults=THREE.replace("epochs = 3", "epochs = 92").replace('"10m"', '"1m"'))
-    study.run("submit")
-    (row,) = study.until_ended(100)
-    assert (row["state"], row["reason"], row["attempt"]) == ("timeout", "time_limit", 1), row
-    while row["state"] == "timeout" and row["attempt"] < 6:
-        assert number_sent(study.run("retry", "--failed")) == 1
-        (row,) = study.until_ended(100)
-    assert row["state"] == "succeeded", row
-    (result,) = json.loads(study.run("results", "--json").stdout)
-    assert result["epochs_done"] == 92 and result["resumed_from_epoch"] > 0
-
-
 def test_wait_shows_the_end(study: Study) -> None:
     """submit --wait ends with the runs, and its exit code says that some failed."""
     strategies = '{ name = "probe" }, { name = "probe", fault = "crash" }'
@@ -146,3 +140,15 @@ def test_wait_shows_the_end(study: Study) -> None:
     done = study.run("submit", "--wait", expect=3)
     assert number_sent(done) == 2
     assert "failed: rank 0: RuntimeError: crash on purpose" in done.stderr
+
+
+def test_the_time_limit_leaves_a_checkpoint_and_retry_goes_on_from_it(limited: Study) -> None:
+    """It is announced between 6 and 60 s before it comes: told as a time-out, resumed by as many retries as it takes."""
+    (row,) = limited.until_ended(100)
+    assert (row["state"], row["reason"], row["attempt"]) == ("timeout", "time_limit", 1), row
+    while row["state"] == "timeout" and row["attempt"] < 6:
+        assert number_sent(limited.run("retry", "--failed")) == 1
+        (row,) = limited.until_ended(100)
+    assert row["state"] == "succeeded", row
+    (result,) = json.loads(limited.run("results", "--json").stdout)
+    assert result["epochs_done"] == 92 and result["resumed_from_epoch"] > 0

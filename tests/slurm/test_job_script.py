@@ -25,14 +25,14 @@ PROFILE = """
 type = "a100"
 node_gpus = 2
 cpus_per_gpu = 1
-mem_per_gpu = "200M"
+mem_per_gpu = "1500M"
 queue = [{{ partition = "htc", max_time = "4h" }}]
 {gpu}
 [cluster.lab.gpu.a30]
 type = "a30"
 node_gpus = 2
 cpus_per_gpu = 1
-mem_per_gpu = "200M"
+mem_per_gpu = "1500M"
 """
 
 RECORDER = """#!{python} -I
