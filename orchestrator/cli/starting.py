@@ -76,5 +76,3 @@ def doctor(
     output.rows(rows, ["subject", "verdict", "what", "fix"], output.Format.JSON if json else output.Format.TABLE)
     if any(f.verdict is Verdict.FAIL for f in findings):
         raise typer.Exit(1)
-
-
