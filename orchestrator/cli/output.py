@@ -136,14 +136,20 @@ def _visible(text: str, keep: str = "") -> str:
     return _CONTROL.sub(lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), text)
 
 
+_LEAST_WIDTH = 8
+"""Characters a column; a table that finds less in a terminal is left for the terminal to wrap."""
+
+
 def _table(found: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    # Rich takes a pipe for a terminal of 80 columns and would cut the cells.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+    console = Console(highlight=False)
+    # Rich takes a pipe for a terminal of 80 columns, and leaves out what a narrow one cannot hold.
+    if not sys.stdout.isatty() or console.width < _LEAST_WIDTH * len(columns):
+        console = Console(highlight=False, width=10_000)
     table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
     for c in columns:
         table.add_column(

@@ -70,6 +70,19 @@ def test_a_table_shows_text_as_it_is_and_is_never_cut(capsys: pytest.CaptureFixt
     assert r"line\nbreak\ttab\rreturn" in _printed(capsys, Format.TABLE, ["line\nbreak\ttab\rreturn"])
 
 
+@pytest.mark.parametrize("columns", ["0", "5", "80"])
+def test_a_narrow_terminal_loses_no_cell(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rich alone would print nothing at all, without a word."""
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    names = [f"column{n}" for n in range(30)]
+    rows([{name: f"value-of-{name}" for name in names}], names, Format.TABLE)
+    shown = capsys.readouterr().out
+    assert [name for name in names if f"value-of-{name} " not in shown] == []
+
+
 def test_markdown_means_its_text_literally(capsys: pytest.CaptureFixture[str]) -> None:
     """Cells are not split by |, and underscores inside names stay as people write them."""
     out = _printed(capsys, Format.MARKDOWN, ["vit_tiny | *x* `y` <b> $z$ _u_"])
