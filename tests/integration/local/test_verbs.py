@@ -75,6 +75,32 @@ def test_a_submit_without_its_data_set_is_refused_with_one_remedy(planned: Lab) 
     assert not planned.runs.exists()
 
 
+FULL_DISK = """
+import errno, os
+calls, fsync = [0], os.fsync
+def full(descriptor):
+    calls[0] += 1
+    if calls[0] >= {call}:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    fsync(descriptor)
+os.fsync = full
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("call", [1, 2, 3, 6, 9])
+def test_a_disk_that_fills_up_during_submit_loses_and_doubles_nothing(planned: Lab, call: int) -> None:
+    """At the plan, the specs or the queue's entries: one message that names the file, and the same submit again sends
+    each run once."""
+    code, _, stderr = planned.run("submit", "--local", patch=FULL_DISK.format(call=call))
+    assert code in {1, 2}
+    assert "No space left on device" in stderr and str(planned.root) in stderr and "Traceback" not in stderr
+    code, _, stderr = planned.run("submit", "--local", "--wait")
+    assert code == 0, stderr
+    assert [(row["state"], row["attempt"]) for row in status(planned)] == [("succeeded", 1)] * 3
+    assert planned.starts().total() == 3
+
+
 @pytest.mark.torch
 def test_the_exit_code_tells_whether_all_or_some_failed(planned: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """3 when one of three failed, 1 when the one that is left to send fails too, 0 when its retry succeeds."""
