@@ -238,6 +238,13 @@ def test_more_gpus_than_any_node_has_are_excluded_with_the_number_there_is(
     assert "3" in reasons.pop()
 
 
+def test_an_experiment_whose_cells_are_all_excluded_says_that_nothing_can_run(tmp_path: Path) -> None:
+    plan = _plan(tmp_path, TWO + '[[exclude]]\nmatch = { model = "cnn" }\nwhy = "later"\n')
+    assert (plan.runs, {(e.rule, e.why) for e in plan.excluded}) == ([], {("exclude[0]", "later")})
+    (check,) = plan.checks
+    assert check.what == "every cell is excluded, nothing can run"
+
+
 def test_a_plan_survives_its_file(tmp_path: Path, sol: cluster.ClusterProfile) -> None:
     """What ``submit`` reads is what ``plan`` made: same runs, specs, scripts and exclusions."""
     plan = _plan(tmp_path, EIGHTEEN, profile=sol)
