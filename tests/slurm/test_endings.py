@@ -143,7 +143,7 @@ def test_wait_shows_the_end(study: Study) -> None:
 
 
 def test_the_time_limit_leaves_a_checkpoint_and_retry_goes_on_from_it(limited: Study) -> None:
-    """Announced between 6 and 60 s before it comes; told as a time-out, resumed by as many retries as it takes."""
+    """Announced between 6 and 60 s before it comes; told as a time-out, resumed by as many retries as needed."""
     (row,) = limited.until_ended(100)
     assert (row["state"], row["reason"], row["attempt"]) == ("timeout", "time_limit", 1), row
     while row["state"] == "timeout" and row["attempt"] < 6:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,13 +50,13 @@ def quick_to_decide() -> None:
 class Points:
     """Every moment at which the outside world changes, or is asked; ends the process at one of them."""
 
-    def __init__(self, kill_at: int = -1) -> None:
-        self.passed: list[str] = []
-        self._kill_at = kill_at
+    def __init__(self, name: str = "", number: int = 0) -> None:
+        self._kill_at = (name, number)
+        self._passed: Counter[str] = Counter()
 
     def reach(self, name: str) -> None:
-        self.passed.append(name)
-        if len(self.passed) - 1 == self._kill_at:
+        self._passed[name] += 1
+        if (name, self._passed[name]) == self._kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def install(self) -> None:
@@ -149,14 +149,19 @@ def test_a_submit_killed_anywhere_is_made_up_for(study: Study) -> None:
     clear(study)
     points = all_points(study)
     assert_each_is_there_once(study)
-    counts = itertools.count()
     frequent = {"after replace", "after mkdir", "after dump", "after rename"}
-    chosen = [i for i, name in enumerate(points) if name not in frequent or next(counts) % 4 == 0]
+    chosen = [
+        (name, number)
+        for name, count in Counter(points).items()
+        for number in range(1, count + 1, 4 if name in frequent else 1)
+    ]
     assert len(chosen) >= 30
-    for kill_at in chosen:
+    for name, number in chosen:
         clear(study)
-        done = study.run("submit", expect=None, before=lambda at=kill_at: Points(at).install())  # type: ignore[misc]
-        assert done.exit_code == -signal.SIGKILL, (points[kill_at], done)
+        point = Points(name, number)
+        done = study.run("submit", expect=None, before=point.install)
+        assert done.exit_code == -signal.SIGKILL, (name, number, done)
+        assert (name, number) != ("after sbatch", 1) or len(study.queued()) == 2
         study.run("submit", before=quick_to_decide)
         assert_each_is_there_once(study)
 
@@ -165,11 +170,7 @@ def test_what_is_submitted_runs_although_nobody_came_back(lab: Lab, tmp_path: Pa
     """Killed right after sbatch, nothing moved, no number known: jobs find their calls, and are found themselves."""
     study = Study(lab, tmp_path / "study")
     study.write('[matrix]\nhardware = ["a100:1"]\nseed = [0, 1]\n')
-    points = all_points(study)
-    at = points.index("after sbatch")
-    study.until_ended()
-    clear(study)
-    done = study.run("submit", expect=None, before=lambda: Points(at).install())
+    done = study.run("submit", expect=None, before=Points("after sbatch", 1).install)
     assert done.exit_code == -signal.SIGKILL
     rows = study.until_ended()
     assert [row["state"] for row in rows] == ["succeeded"] * 2 and job_ids(rows) == study.queued()

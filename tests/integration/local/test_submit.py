@@ -154,11 +154,11 @@ def test_a_newer_attempt_than_the_plan_knew_is_left_alone(lab: Lab) -> None:
     assert (done.sent, done.skipped) == ([], [spec.run_id])
 
 
-def test_a_cluster_is_not_sent_to_yet(lab: Lab) -> None:
+def test_a_cluster_that_no_plan_was_made_for_is_not_sent_to(lab: Lab) -> None:
     with pytest.raises(OperationError) as caught:
         submitter.send(lab.workspace(), [], "sol")
-    assert "does not send jobs to sol" in caught.value.what
-    assert "plan --scripts" in caught.value.hint
+    assert "nothing is known of the cluster sol here" in caught.value.what
+    assert "orchestrate submit --cluster sol" in caught.value.hint
 
 
 def test_a_world_writable_runs_folder_is_refused(lab: Lab) -> None:
