@@ -119,7 +119,7 @@ def test_the_exit_code_tells_whether_all_or_some_failed(planned: Lab, monkeypatc
 @pytest.mark.torch
 def test_ctrl_c_leaves_the_runs_alone_and_says_so(planned: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real terminal: the bars are drawn, the interrupt goes to the whole foreground group, as a keyboard's does."""
-    monkeypatch.setenv("ORCHESTRATE_LAB_TODO", '{"sleep": 3.0, "progress": true}')
+    monkeypatch.setenv("ORCHESTRATE_LAB_TODO", '{"sleep": 6.0, "progress": true}')
     monkeypatch.setenv("TERM", "xterm")
     main, side = pty.openpty()
     process = planned.command(
