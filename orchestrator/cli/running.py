@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import output
+from orchestrator.cli.refreshing import bring_up_to_date, refreshed
 from orchestrator.cli.workspace import (
     DEFAULT_DATABASE,
     DEFAULT_EXPERIMENT,
@@ -23,10 +24,9 @@ from orchestrator.cli.workspace import (
     SetOption,
     Workspace,
 )
-from orchestrator.errors import InputError, OperationError, OrchestrateError, PartlyDoneError
+from orchestrator.errors import InputError, OperationError, PartlyDoneError
 
 if TYPE_CHECKING:
-    from db.engine import Store
     from orchestrator.submitter import Submitted
     from orchestrator.tracker import RunStatus
 
@@ -106,7 +106,7 @@ def status(
     """
     workspace = Workspace.at(runs=runs, database=database)
     style = output.chosen(format, json)
-    rows = [_row(run) for run in _refreshed(workspace)]
+    rows = [_row(run) for run in refreshed(workspace)]
     if not rows and style is output.Format.TABLE:
         output.talk("no runs yet; next: orchestrate submit")
         return
@@ -134,7 +134,7 @@ def logs(
     from workloads.rundir import RunDir
 
     workspace = Workspace.at(runs=runs, database=database)
-    chosen = _one(_refreshed(workspace), run)
+    chosen = _one(refreshed(workspace), run)
     number = attempt or chosen.attempt
     place = RunDir.of(workspace.runs, chosen.run_id).attempt(number)
     if not place.path.is_dir():
@@ -162,14 +162,14 @@ def cancel(
     """
     _need_runs(names, every, "cancel", "--all")
     workspace = Workspace.at(runs=runs, database=database)
-    found = _refreshed(workspace)
+    found = refreshed(workspace)
     chosen = found if every else [_one(found, name) for name in names or []]
     live = [run for run in chosen if run.state.live]
     for run in chosen:
         if not run.state.live and not every:
             output.talk(f"{run.run_id} {run.label}: {run.state.value} already")
     left = _cancel(workspace, live)
-    ending = [run for run in _refreshed(workspace) if run.run_id in {r.run_id for r in live} and run.state.live]
+    ending = [run for run in refreshed(workspace) if run.run_id in {r.run_id for r in live} and run.state.live]
     typer.echo(f"{len(live) - len(left)} runs cancelled")
     if ending and not left:
         output.talk(f"{len(ending)} of them are being ended by Slurm; orchestrate status shows when they are gone")
@@ -197,7 +197,7 @@ def retry(
     """
     _need_runs(names, failed, "retry", "--failed")
     workspace = Workspace.at(runs=runs, database=database)
-    found = _refreshed(workspace)
+    found = refreshed(workspace)
     chosen = [run for run in found if run.state.ended_badly] if failed else [_one(found, name) for name in names or []]
     for run in chosen:
         if not run.state.ended_badly:
@@ -216,40 +216,6 @@ def retry(
         _then_wait(workspace, [s.run_id for s in done.sent], wait=wait)
     finally:
         _complain(done)
-
-
-def _refreshed(workspace: Workspace) -> list[RunStatus]:
-    """Every run, as it is now; as the database last knew it where that cannot be written."""
-    if "://" not in workspace.database and not Path(workspace.database).exists() and not workspace.runs.exists():
-        return []
-    from db.engine import open_store
-    from db.errors import StoreReadOnlyError
-    from orchestrator import tracker
-
-    try:
-        with open_store(workspace.database) as store:
-            _bring_up_to_date(store, workspace.runs)
-    except StoreReadOnlyError as error:
-        output.talk(f"note: {error.where}: {error.what}, so states may be old")
-    with open_store(workspace.database, read_only=True) as store:
-        return tracker.statuses(store, workspace.runs)
-
-
-def _bring_up_to_date(store: Store, runs: Path, *, fresh: bool = False) -> None:
-    from orchestrator import submitter, tracker
-    from orchestrator.resources import LOCAL
-
-    for problem in tracker.refresh(store, runs, fresh=fresh):
-        output.talk(f"left out: {problem.path}: {problem.what}")
-    try:
-        if resumed := submitter.resume(store, runs):
-            output.talk(f"an interrupted submit was finished: {len(resumed)} runs sent")
-        carrier = tracker.executor(LOCAL, runs)
-        assert carrier is not None, "this machine is always there"
-        carrier.wake()
-    except (OrchestrateError, OSError) as error:
-        # Looking is still possible where acting is not.
-        output.talk(f"note: {error}")
 
 
 def _newest_attempts(workspace: Workspace) -> dict[str, int]:
@@ -322,7 +288,7 @@ def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> list[RunStatus]:
                 meant = [run for run in meant if Exit.read(places[run.run_id]) is None]
                 time.sleep(0.1 if meant else 0)
             left += meant if carrier.cancel_wait_s else []
-        _bring_up_to_date(store, workspace.runs, fresh=True)
+        bring_up_to_date(store, workspace.runs, fresh=True)
     return left
 
 
@@ -401,7 +367,7 @@ def _then_wait(workspace: Workspace, run_ids: Sequence[str], *, wait: bool) -> N
     from orchestrator.cli import waiting
 
     ended = waiting.wait(workspace, run_ids)
-    _refreshed(workspace)
+    refreshed(workspace)
     bad = sum(count for state, count in ended.items() if state.ended_badly)
     if bad:
         raise typer.Exit(1 if bad == ended.total() else 3)

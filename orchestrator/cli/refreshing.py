@@ -1,0 +1,57 @@
+"""What every verb that shows runs does first: bring the store up to date, and finish what was interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.cli import output
+from orchestrator.errors import OrchestrateError
+
+if TYPE_CHECKING:
+    from db.engine import Store
+    from orchestrator.cli.workspace import Workspace
+    from orchestrator.tracker import RunStatus
+
+
+def refreshed(workspace: Workspace, say: Callable[[str], None] = output.talk) -> list[RunStatus]:
+    """Every run, as it is now; as the database last knew it where that cannot be written.
+
+    Args:
+        workspace: the files of this invocation.
+        say: told what else there is to know.
+    """
+    if "://" not in workspace.database and not Path(workspace.database).exists() and not workspace.runs.exists():
+        return []
+    from db.engine import open_store
+    from db.errors import StoreReadOnlyError
+    from orchestrator import tracker
+
+    try:
+        with open_store(workspace.database) as store:
+            bring_up_to_date(store, workspace.runs, say=say)
+    except StoreReadOnlyError as error:
+        say(f"note: {error.where}: {error.what}, so states may be old")
+    with open_store(workspace.database, read_only=True) as store:
+        return tracker.statuses(store, workspace.runs)
+
+
+def bring_up_to_date(
+    store: Store, runs: Path, *, fresh: bool = False, say: Callable[[str], None] = output.talk
+) -> None:
+    """Take in what ended, ask the witnesses of what goes on, finish an interrupted submit, wake the queue."""
+    from orchestrator import submitter, tracker
+    from orchestrator.resources import LOCAL
+
+    for problem in tracker.refresh(store, runs, fresh=fresh):
+        say(f"left out: {problem.path}: {problem.what}")
+    try:
+        if resumed := submitter.resume(store, runs):
+            say(f"an interrupted submit was finished: {len(resumed)} runs sent")
+        carrier = tracker.executor(LOCAL, runs)
+        assert carrier is not None, "this machine is always there"
+        carrier.wake()
+    except (OrchestrateError, OSError) as error:
+        # Looking is still possible where acting is not.
+        say(f"note: {error}")
