@@ -11,7 +11,7 @@ its pairs. Printed are the median over blocks, its bootstrap 95 % interval (over
 alike), and the ratio of the times' sums, which also holds what the engine does once a window.
 
 Turns of one step matter: where launches are the limit, the speed of a host drifts by 10 to 25 % within a second, and
-neighbouring steps share that. On a machine without GPUs the same runs on CPU, which shows only that the benchmark works.
+neighbouring steps share that. On a machine without GPUs the same runs on CPU, which only shows that it works.
 """
 
 from __future__ import annotations
