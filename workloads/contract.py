@@ -305,6 +305,8 @@ class RunSpec:
     """Digest of the data set's content at submit; empty where it could not be had."""
     code_digest: str = ""
     """Digest of the ``workloads`` package at submit."""
+    snapshot: str = ""
+    """Name of the code that was submitted, see ``workloads.frozen``; empty before that."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -316,6 +318,7 @@ class RunSpec:
             "data_root": self.data_root,
             "dataset_digest": self.dataset_digest,
             "code_digest": self.code_digest,
+            "snapshot": self.snapshot,
             "train": self.train.to_json(),
             "execution": dataclasses.asdict(self.execution),
             "expect": dataclasses.asdict(self.expect),

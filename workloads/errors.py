@@ -6,6 +6,7 @@ OrchestrateError
 └── JobError                 raised inside a job; carries a failure class for the store
     ├── WrongHardwareError   the job was given other devices than the plan asked for
     ├── DatasetError         the data set is missing, damaged or not the one that was planned
+    ├── CodeChangedError     code or packages are not those that were submitted
     └── HangError            no progress for ``hang_timeout_s``
 
 The login side adds its own leaves in ``orchestrator.errors`` and ``db.errors``.
@@ -75,6 +76,12 @@ class DatasetError(JobError):
     """The data set is missing, damaged, or not the one that was planned."""
 
     failure_class = "dataset"
+
+
+class CodeChangedError(JobError):
+    """The code or the packages that a job would run are not those that were submitted."""
+
+    failure_class = "code_changed"
 
 
 class HangError(JobError):

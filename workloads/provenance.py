@@ -59,8 +59,13 @@ def packages_digest(versions: Mapping[str, str]) -> str:
     Args:
         versions: canonical name -> version; others than :data:`MEASURED_PACKAGES` may be among them.
     """
-    text = "\n".join(f"{name}=={versions[name]}" for name in sorted(MEASURED_PACKAGES & versions.keys()))
+    text = "\n".join(f"{name}=={version}" for name, version in measured(versions).items())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def measured(versions: Mapping[str, str]) -> dict[str, str]:
+    """Those of the distributions that may change a measurement."""
+    return {name: versions[name] for name in sorted(MEASURED_PACKAGES & versions.keys())}
 
 
 @cache
@@ -93,7 +98,7 @@ def collect() -> dict[str, Any]:
         "code_digest": code_digest(),
         "packages_digest": packages_digest(packages),
         "packages": {name: packages[name] for name in sorted((MEASURED_PACKAGES | {"submitit"}) & packages.keys())},
-        "git": _git(),
+        "git": git(),
         "python": platform.python_version(),
         "executable": sys.executable,
         "argv": sys.argv,
@@ -106,17 +111,17 @@ def collect() -> dict[str, Any]:
     }
 
 
-def _git() -> dict[str, Any] | None:
+def git() -> dict[str, Any] | None:
     """Commit of the checkout the package is run from, and whether the package differs from it; None outside of one."""
     folder = Path(__file__).parent
-    git = shutil.which("git")
-    if git is None or not (folder.parent / ".git").exists():
+    tool = shutil.which("git")
+    if tool is None or not (folder.parent / ".git").exists():
         return None
     answers = []
     for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", folder.name]):
         try:
             done = subprocess.run(
-                [git, "-C", str(folder.parent), *arguments],
+                [tool, "-C", str(folder.parent), *arguments],
                 capture_output=True,
                 text=True,
                 timeout=_TOOL_TIMEOUT_S,

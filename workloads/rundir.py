@@ -19,6 +19,7 @@
     RUNS/jobs/orc-<token>/             an array from before its sbatch on (see orchestrator.executors.slurm_records)
     RUNS/sites/<target>/               a cluster's limits, job scripts and newest answers
     RUNS/queue/                        local mode's queue (see orchestrator.executors.local)
+    RUNS/snapshots/                    the code that was submitted (see workloads.frozen)
 
 Compute nodes only write here and never open the database.
 """
@@ -228,6 +229,11 @@ def sites_folder(runs: Path) -> Path:
 def queue_folder(runs: Path) -> Path:
     """Where local mode keeps its queue."""
     return runs / "queue"
+
+
+def snapshots_folder(runs: Path) -> Path:
+    """Where the code of each submission is kept."""
+    return runs / "snapshots"
 
 
 def run_dirs(runs: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[RunDir]:
