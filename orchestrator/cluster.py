@@ -178,8 +178,8 @@ def choose(
     names = {hostname} | ({fqdn(hostname)} if on_slurm else set())
     for name, text in shipped().items():
         # Only the profile that fits is read in full: it may name things that exist on its own machines only.
-        pattern = parse(text)["cluster"][name]["hostname_pattern"]
-        if any(re.search(pattern, host) for host in names):
+        pattern = parse(text)["cluster"][name].get("hostname_pattern", "")
+        if pattern and any(re.search(pattern, host) for host in names):
             return parse_file(text, f"shipped profile {name}")[name]
     if on_slurm:
         raise InputError(

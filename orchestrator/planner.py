@@ -29,7 +29,7 @@ from orchestrator.plan import Action, Check, Plan, PlannedRun, Script
 from orchestrator.resources import ResourceShape
 from workloads import registry
 from workloads.contract import Execution, State, TrainConfig
-from workloads.provenance import code_digest
+from workloads.provenance import code_digest, measured
 
 if TYPE_CHECKING:
     from db.queries import Duration, RunRecord
@@ -91,6 +91,7 @@ def make(
         gpu_hours=gpu_hours([run for run in runs if run.action in {Action.NEW, Action.FAILED}], durations),
         checks=[
             *_remarks(expanded, runs),
+            *_account(profile),
             *packages.findings(),
             *data.findings({run.cell.train.dataset for run in runs}),
         ],
@@ -99,6 +100,7 @@ def make(
         dataset_digests={name: data.digest(name) for name in {run.cell.train.dataset for run in runs}},
         code_digest=code,
         site=Site.of(profile) if profile is not None else None,
+        packages=_packages(runs, profile, packages),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     if profile is not None:
@@ -268,6 +270,23 @@ class _DataSets:
                     )
                 )
         return found
+
+
+def _account(profile: ClusterProfile | None) -> list[Check]:
+    if profile is None or not profile.needs_account or profile.account:
+        return []
+    what = f"cluster {profile.name} takes no job without an account"
+    fix = f"orchestrate init --cluster --profile {profile.name} writes cluster.toml; set account there"
+    return [Check(True, what, fix)]
+
+
+def _packages(
+    runs: Sequence[PlannedRun], profile: ClusterProfile | None, packages: Packages
+) -> dict[str, dict[str, str]]:
+    """What each interpreter of these runs has of the measured packages; ``packages`` is of the usual one."""
+    pythons = {profile.interpreter(run.shape.gpu or "cpu") for run in runs} if profile else {packages.python}
+    asked = [packages if python == packages.python else Packages.of(python) for python in sorted(pythons)]
+    return {one.python: measured(one.versions or {}) for one in asked}
 
 
 def _remarks(expanded: Matrix, runs: Sequence[PlannedRun]) -> list[Check]:

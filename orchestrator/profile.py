@@ -39,6 +39,7 @@ from orchestrator.sbatch import (
     CpusBy,
     Launcher,
     MemStyle,
+    QueueChoice,
     Request,
     Requeue,
     Vendor,
@@ -196,6 +197,8 @@ class Nodes(_Table):
     mem_style: Annotated[MemStyle, _word(MemStyle)] = MemStyle.NODE
     python: Folder = ""
     """For nodes whose processors or drivers need another environment."""
+    prologue: Annotated[tuple[Line, ...], _LISTED] = ()
+    """Lines of jobs on these nodes, before the cluster's."""
     queue: Annotated[tuple[Queue, ...], _LISTED] = ()
 
 
@@ -330,10 +333,14 @@ class ClusterProfile(_Table):
     hostname_pattern: Annotated[str, AfterValidator(_pattern)] = ""
     account: Directive = ""
     account_suffix: Directive = ""
+    needs_account: bool = False
+    """Whether the site takes no job without an account."""
     export: Directive = "NONE"
     """What the job takes over from the submitting shell; empty writes no line."""
     requeue: Annotated[Requeue, _word(Requeue)] = Requeue.NEVER
     allow_preemptable: bool = False
+    queue_choice: Annotated[QueueChoice, _word(QueueChoice)] = QueueChoice.FIRST
+    """Among the queues that take a run."""
     poll_seconds: Positive = 60
     max_submit: Count = 0
     """Jobs a user may have queued, array tasks counted; 0: not known."""

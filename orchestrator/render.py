@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2
 
+from orchestrator import lint
 from orchestrator.errors import InputError
 from orchestrator.profile import SHIPPED_TEMPLATE, WHOLE_NODE, ClusterProfile, CpuNodes, GpuNodes
 from orchestrator.quantities import format_memory, format_time_limit
@@ -57,14 +58,16 @@ def script(shape: ResourceShape, profile: ClusterProfile, *, runs: Path, python:
     jobs = _sayable(jobs_folder(runs))
     nodes = _nodes(shape, profile)
     whole = shape.ask_gpus_per_node > shape.gpus_per_node
+    wanted = directives(shape, profile, jobs=jobs)
     values: dict[str, Any] = {
         "shape": shape,
         "profile": profile,
-        "directives": [_option(name, value) for name, value in directives(shape, profile, jobs=jobs).items()],
+        "directives": [_option(name, value) for name, value in wanted.items()],
         "environment": _environment(shape, profile, nodes),
         "first_path": f"{profile.slurm_bin}:" if profile.slurm_bin else "",
         "last_path": DEFAULT_PATH,
         "exits": ScriptExit,
+        "prologue": [*nodes.prologue, *profile.prologue],
         "python": nodes.python or python,
         "jobs": jobs,
         "srun": shlex.join(_srun(shape, profile, nodes)),
@@ -72,7 +75,7 @@ def script(shape: ResourceShape, profile: ClusterProfile, *, runs: Path, python:
         "show_devices": _show_devices(shape, nodes) if whole else "",
     }
     text = _render(profile.template, values).replace("\r", "")
-    _check(text, profile.template)
+    _check(text, wanted, profile)
     return text
 
 
@@ -234,17 +237,8 @@ def _render(user_template: str, values: dict[str, Any]) -> str:
         ) from error
 
 
-def _check(text: str, user_template: str) -> None:
+def _check(text: str, wanted: Directives, profile: ClusterProfile) -> None:
     """Slurm reads ``#SBATCH`` only in column 0 and before the first command, and says nothing about the others."""
-    where = user_template or SHIPPED_TEMPLATE
-    if not text.startswith("#!"):
-        raise InputError("the script does not start with #!", where=where, hint="nothing may stand before it")
-    started = False
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.lstrip().startswith("#SBATCH") and (started or not line.startswith("#SBATCH")):
-            raise InputError(
-                f"line {number} of the script would be ignored by Slurm: {line.strip()}",
-                where=where,
-                hint="#SBATCH lines stand in column 0 and before the first command, in the block directives",
-            )
-        started = started or bool(line.strip() and not line.lstrip().startswith("#"))
+    fault = next(lint.script_faults(text, wanted, profile.forbid), None)
+    if fault is not None:
+        raise InputError(fault.what, where=profile.template or SHIPPED_TEMPLATE, hint=fault.hint)

@@ -47,6 +47,31 @@ DROPPABLE = frozenset({"open-mode", "signal", "requeue", "no-requeue"})
 INDISPENSABLE = frozenset({"nodes", "ntasks-per-node", "output", "time"})
 
 
+SHORT_OPTIONS = {
+    "A": "account",
+    "C": "constraint",
+    "D": "chdir",
+    "G": "gpus",
+    "H": "hold",
+    "J": "job-name",
+    "L": "licenses",
+    "N": "nodes",
+    "a": "array",
+    "c": "cpus-per-task",
+    "d": "dependency",
+    "e": "error",
+    "i": "input",
+    "n": "ntasks",
+    "o": "output",
+    "p": "partition",
+    "q": "qos",
+    "t": "time",
+    "w": "nodelist",
+    "x": "exclude",
+}
+"""Letters that stand for options in ``#SBATCH`` lines."""
+
+
 class Request(StrEnum):
     """How a site wants to be asked for GPUs."""
 
@@ -104,6 +129,15 @@ class Requeue(StrEnum):
     NEVER = "never"
     REQUEUE = "requeue"
     CANCEL = "cancel"
+
+
+class QueueChoice(StrEnum):
+    """Which of the queues that take a run gets it."""
+
+    FIRST = "first"
+    """The one that stands first in the cluster file, as the script says."""
+    EARLIEST = "earliest"
+    """The one in which Slurm expects it to start first, asked at submit."""
 
 
 class Accounting(StrEnum):

@@ -229,6 +229,20 @@ def test_data_that_only_the_cluster_sees_is_not_judged_from_here(tmp_path: Path,
     assert any("not visible here" in check.what for check in plan.checks)
 
 
+def test_a_site_that_takes_no_job_without_an_account_blocks_until_there_is_one(tmp_path: Path) -> None:
+    """Said before anything is sent, with what to do."""
+    profile = cluster.load("perlmutter")
+    plan = _plan(tmp_path, EIGHTEEN, profile=profile)
+    assert [(c.what, c.fix) for c in plan.checks if c.blocking] == [
+        (
+            "cluster perlmutter takes no job without an account",
+            "orchestrate init --cluster --profile perlmutter writes cluster.toml; set account there",
+        )
+    ]
+    plan = _plan(tmp_path, EIGHTEEN, profile=profile.model_copy(update={"account": "m1234"}))
+    assert not any(c.blocking for c in plan.checks)
+
+
 def test_more_gpus_than_any_node_has_are_excluded_with_the_number_there_is(
     tmp_path: Path, sol: cluster.ClusterProfile
 ) -> None:

@@ -566,6 +566,25 @@ def test_a_user_replaces_blocks(tmp_path: Path, newline: str) -> None:
     assert script.index("export SLURM_EXPORT_ENV=ALL") < setup < launch < teardown
 
 
+OWN_DIRECTIVES = '{% extends "slurm.sh.j2" %}\n{% block directives %}\n{{ super() }}\n'
+
+
+def test_a_user_adds_directives_of_other_kinds(tmp_path: Path) -> None:
+    """What a run does not decide may stand in the block, in any of Slurm's spellings."""
+    script = with_template(
+        tmp_path,
+        OWN_DIRECTIVES + '#SBATCH --mail-type=END --comment "a b"  # mine\n#SBATCH -w lab[1-2]\n{% endblock %}\n',
+    )
+    assert '\n#SBATCH --mail-type=END --comment "a b"  # mine\n#SBATCH -w lab[1-2]\n' in script
+
+
+def test_lines_of_some_nodes_run_before_those_of_all(tmp_path: Path) -> None:
+    """As at a site where one module must be loaded before the others, on some nodes."""
+    profile = lab('prologue = ["module load python"]', 'prologue = ["module load arch/a100"]')
+    script = text(profile, "a100:1", "eager")
+    assert script.index("\nmodule load arch/a100\n") < script.index("\nmodule load python\n")
+
+
 @pytest.mark.parametrize(
     ("content", "where", "what"),
     [
@@ -584,6 +603,12 @@ def test_a_user_replaces_blocks(tmp_path: Path, newline: str) -> None:
         ("\n#!/bin/bash\n", "", "does not start with #!"),
         ("#!/bin/bash\n  #SBATCH --mem=1G\n", "", "line 2 of the script would be ignored by Slurm"),
         ("#!/bin/bash\ncd /\n#SBATCH --mem=1G\n", "", "line 3 of the script would be ignored by Slurm"),
+        (OWN_DIRECTIVES + "#SBATCH -G 4\n{% endblock %}", "", "GPUs are asked for in 2 ways: --gpus and --gres"),
+        (OWN_DIRECTIVES + "#SBATCH --time=2-0\n{% endblock %}", "", "--time is said 2 times, and Slurm takes the last"),
+        (OWN_DIRECTIVES + "#SBATCH -p gpu\n{% endblock %}", "", "--partition=gpu is not what was planned for this run"),
+        (OWN_DIRECTIVES + "#SBATCH --comment=it's\n{% endblock %}", "", "cannot be read (No closing quotation)"),
+        (OWN_DIRECTIVES + "#SBATCH -Z\n{% endblock %}", "", "-Z is not an option of sbatch"),
+        ('{% extends "slurm.sh.j2" %}\n{% block directives %}{% endblock %}', "", "--nodes is missing"),
     ],
 )
 def test_a_template_with_a_mistake(tmp_path: Path, content: str, where: str, what: str) -> None:

@@ -1,0 +1,53 @@
+#!/bin/bash
+# 2xa100-2ranks on perlmutter: written by orchestrate. The job's name, the range of the array and
+# the dependency are arguments of sbatch, which win over the lines below.
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=2
+#SBATCH --cpus-per-task=32
+#SBATCH --gpus-per-task=1
+#SBATCH --time=0-01:00:00
+#SBATCH --qos=shared
+#SBATCH --account=abc123
+#SBATCH --constraint=gpu
+#SBATCH --output=/scratch/me/study/runs/jobs/slurm-%A_%a.out
+#SBATCH --open-mode=append
+#SBATCH --no-requeue
+#SBATCH --signal=USR2@90
+
+fail() { # exit code, message
+    printf 'orchestrate: %s (on %s)\n' "$2" "${SLURMD_NODENAME:-$HOSTNAME}" >&2
+    exit "$1"
+}
+
+# Under --export=NONE there may be no PATH, and srun would pass on nothing to the ranks.
+export PATH="${PATH:+$PATH:}"/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin
+export SLURM_EXPORT_ENV=ALL
+
+export SUBMITIT_EXECUTOR=slurm
+export PYTHONSAFEPATH=1
+export PYTHONUNBUFFERED=1
+export OMP_NUM_THREADS=32
+export HF_HUB_OFFLINE=1
+export CUDA_DEVICE_ORDER=PCI_BUS_ID
+export SRUN_CPUS_PER_TASK=32
+
+python=/scratch/me/env/bin/python
+[ -x "$python" ] || fail 91 "no interpreter $python here: is it on a disk that compute nodes see?"
+command -v srun >/dev/null || fail 92 "no srun on PATH: set slurm_bin in the cluster file"
+
+job="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
+folder=/scratch/me/study/runs/jobs/"$job"
+mkdir -p -- "$folder" || fail 93 "cannot make $folder: is it on a disk that compute nodes see?"
+log="$folder/$job${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+# What to run lies under the job's name until submit knows its number, and stays there if submit was stopped before that.
+call=/scratch/me/study/runs/jobs/"$SLURM_JOB_NAME/$SLURM_ARRAY_TASK_ID.pkl"
+if [ -e "$call" ] && [ ! -e "${log}_submitted.pkl" ]; then
+    cp -- "$call" "$log.call" && mv -- "$log.call" "${log}_submitted.pkl"
+fi
+rank=("$python" -u -m submitit.core._submit "$folder")
+
+srun --nodes=1 --ntasks=2 --ntasks-per-node=2 --cpus-per-task=32 --kill-on-bad-exit=1 --wait=60 --unbuffered --gpu-bind=none \
+    --output="${log}_%t_log.out" --error="${log}_%t_log.err" "${rank[@]}"
+status=$?
+
+exit "$status"

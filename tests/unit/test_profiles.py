@@ -1,0 +1,173 @@
+"""Every shipped profile leads to scripts that Slurm and the site would take; what cannot be had is refused by name."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator import cluster, lint, render
+from orchestrator.lint import Rendered
+from orchestrator.profile import ClusterProfile
+
+RUNS = Path("/scratch/me/study/runs")
+PYTHON = "/scratch/me/env/bin/python"
+SHIPPED = sorted(cluster.shipped())
+
+NO_PAIR = {
+    ("lonestar6", "a100-small"): "2 GPUs on one node are asked for, and a100-small nodes of lonestar6 have 1 GPU",
+    ("mahti", "a100.5gb"): "a100.5gb is a slice of a GPU",
+    ("narval", "a100.10gb"): "a100.10gb is a slice of a GPU",
+    ("nibi", "h100.10gb"): "h100.10gb is a slice of a GPU",
+    ("rorqual", "h100.10gb"): "h100.10gb is a slice of a GPU",
+    ("sherlock", "a30-slice"): "a30-slice is a slice of a GPU",
+    ("sol", "a100.20gb"): "a100.20gb is a slice of a GPU",
+    ("sol", "gh200"): "2 GPUs on one node are asked for, and gh200 nodes of sol have 1 GPU",
+}
+"""What has no pair, and the words that say so."""
+
+
+def profile(name: str) -> ClusterProfile:
+    """With an account where the site wants one."""
+    loaded = cluster.load(name)
+    return loaded.model_copy(update={"account": "abc123"}) if loaded.needs_account else loaded
+
+
+def options(script: str) -> dict[str, str]:
+    """``#SBATCH`` lines of a script, read independently of the lint."""
+    found = re.findall(r"^#SBATCH --([a-z-]+)(?:=(.*))?$", script, re.MULTILINE)
+    assert len(found) == script.count("#SBATCH") and len(dict(found)) == len(found)
+    return dict(found)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_pair_of_each_type(name: str) -> None:
+    """For an hour and for each queue's limit: one way to ask for GPUs, one or none for memory, nothing forbidden."""
+    site = profile(name)
+    assert not lint.profile_faults(site)
+    by_kind: dict[str, list[Rendered]] = {}
+    for made in lint.pairs(site, runs=RUNS):
+        by_kind.setdefault(made.hardware, []).append(made)
+    for kind, nodes in site.gpu.items():
+        made = by_kind[f"{kind}:2"]
+        if (name, kind) in NO_PAIR:
+            assert all(m.refusal.startswith(NO_PAIR[name, kind]) for m in made)
+            continue
+        assert any(m.text for m in made), [m.refusal for m in made]
+        for pair in (m for m in made if m.text):
+            assert pair.text.startswith("#!") and "\r" not in pair.text
+            first_command = re.search(r"^[^#\s]", pair.text, re.MULTILINE)
+            assert first_command and pair.text.rindex("#SBATCH") < first_command.start()
+            said = options(pair.text)
+            assert len(said.keys() & lint.GPU_DIRECTIVES) == (0 if nodes.request == "none" else 1)
+            asks_memory = nodes.mem_style != "none" and nodes.mem_per_gpu_bytes is not None
+            assert len(said.keys() & lint.MEMORY_DIRECTIVES) == asks_memory
+            assert not said.keys() & set(site.forbid)
+            assert said["nodes"] == "1" and ("account" in said) == bool(site.account)
+            caps = {(q.partition, q.qos): q.max_time_s for q in nodes.queue} or {("", ""): 0}
+            cap = caps[said.get("partition", ""), said.get("qos", "")]
+            assert not cap or pair.time_limit_s <= cap
+        longest = max(m.time_limit_s for m in made)
+        if nodes.queue:
+            assert f"no {kind} queue takes a job of" in next(m.refusal for m in made if m.time_limit_s == longest)
+
+
+def test_every_device_without_a_pair_is_known() -> None:
+    """No profile has a type of GPU whose pair is refused by accident."""
+    refused = {
+        (name, made.hardware.removesuffix(":2"))
+        for name in SHIPPED
+        for made in lint.pairs(profile(name))
+        if made.refusal and made.time_limit_s <= 3600 and made.hardware.endswith(":2")
+    }
+    assert refused == set(NO_PAIR)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_profile_says_what_is_known_and_what_is_assumed(name: str) -> None:
+    """In a comment at its top; it holds one table, of its own name."""
+    text = cluster.shipped()[name]
+    top = text.split("\n[", 1)[0]
+    assert "# Known" in top and "# Assumed: " in top and len(top) > 100
+    assert list(tomllib.loads(text)["cluster"]) == [name]
+
+
+HOSTS = {
+    "sol": "login01.sol.rc.asu.edu",
+    "phoenix": "login01.phx.rc.asu.edu",
+    "lonestar6": "login1.ls6.tacc.utexas.edu",
+    "jean-zay": "jean-zay3",
+    "sherlock": "sh03-ln06.stanford.edu",
+    "delta": "dt-login02.delta.ncsa.illinois.edu",
+    "cannon": "holylogin05.rc.fas.harvard.edu",
+    "narval": "narval1.narval.calcul.quebec",
+}
+
+
+def test_a_host_belongs_to_one_profile_at_most(tmp_path: Path) -> None:
+    """Patterns do not overlap, and a profile without one is never found by a host's name."""
+    for name, host in {**HOSTS, "": "login.example.org"}.items():
+        matching = [other for other in SHIPPED if cluster.load(other).matches(host)]
+        assert matching == ([name] if name else [])
+        if name:
+            chosen = cluster.choose(local=False, named=None, cwd=tmp_path, hostname=host, which=lambda _: "/bin/sbatch")
+            assert chosen is not None and chosen.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "hardware"), [("lonestar6", "a100:2"), ("perlmutter", "a100:2"), ("lumi-g", "mi250x:2")]
+)
+def test_golden_scripts(name: str, hardware: str, golden: Callable[[str, str], None]) -> None:
+    """The scripts of the sites that differ most from Sol, whose own are in test_render: no request at all and a whole
+    node; a constraint without a partition; another vendor."""
+    site = profile(name).model_copy(update={"python": PYTHON})
+    made = lint.request(site, hardware, 3600, runs=RUNS)
+    golden(f"{name}-{hardware.replace(':', '-')}-probe.sh", made.text)
+
+
+BROKEN = {
+    "": "the script does not start with #!",
+    "\n#!/bin/bash\n{d}": "the script does not start with #!",
+    "#!/bin/bash\n{d}#SBATCH --mem-per-gpu=1G\n": "memory are asked for in 2 ways: --mem and --mem-per-gpu",
+    "#!/bin/bash\n{d}#SBATCH --gpus=2\n": "GPUs are asked for in 2 ways: --gpus and --gres",
+    "#!/bin/bash\n{d}#SBATCH -t 90\n": "--time is said 2 times, and Slurm takes the last",
+    "#!/bin/bash\n{d}#SBATCH --reservation=x\n": "--reservation is forbidden at this site",
+    "#!/bin/bash\nset -e\n{d}": "line 3 of the script would be ignored by Slurm: #SBATCH --nodes=1",
+    "#!/bin/bash\n #SBATCH --nice\n{d}": "line 2 of the script would be ignored by Slurm: #SBATCH --nice",
+    "#!/bin/bash\n": "--nodes is missing",
+}
+
+
+@pytest.mark.parametrize("script", BROKEN)
+def test_the_lint_finds_what_is_wrong(script: str) -> None:
+    """One script for each rule, wrong in that alone."""
+    site = profile("sol")
+    made = lint.request(site, "a100:2", 3600)
+    assert made.shape is not None
+    wanted = render.directives(made.shape, site, jobs="/runs/jobs")
+    lines = "".join(f"{line}\n" for line in made.text.split("\n") if line.startswith("#SBATCH"))
+    assert not list(lint.script_faults(f"#!/bin/bash\n{lines}", wanted, ["reservation"]))
+    found = [fault.what for fault in lint.script_faults(script.replace("{d}", lines), wanted, ["reservation"])]
+    assert found[0] == BROKEN[script]
+
+
+def test_the_lint_holds_a_script_against_the_limits_of_its_queue(tmp_path: Path) -> None:
+    """Also when it comes from a template of the user's own that says another time."""
+    template = tmp_path / "mine.sh.j2"
+    template.write_text('{% extends "slurm.sh.j2" %}\n{% block directives %}{% endblock %}\n')
+    site = profile("sol").model_copy(update={"template": str(template)})
+    (fault, *_) = lint.profile_faults(site)
+    assert (fault.what, fault.hint) == ("a100:2: --nodes is missing", "write {{ super() }} in the block directives")
+
+
+def test_a_profile_that_can_run_nothing() -> None:
+    """One sentence with the reasons."""
+    text = '[cluster.x]\nlauncher = "none"\n[cluster.x.gpu.a30]\nnode_gpus = 2\ncpus_per_gpu = 1\n'
+    (fault,) = lint.profile_faults(cluster.parse_file(text, "cluster.toml")["x"])
+    assert (
+        fault.what
+        == "no run is possible here: launcher none starts one process; several ranks need launcher srun or torchrun"
+    )
