@@ -13,7 +13,7 @@ from orchestrator.keys import StrategyChoice, Value
 from orchestrator.plugins import Plugins
 from workloads import registry
 from workloads.contract import Hardware, Topology
-from workloads.registry import DatasetDeclaration, DatasetShape, ModelDeclaration, StrategyDeclaration
+from workloads.registry import DatasetDeclaration, DatasetShape, ModelDeclaration, Samples, StrategyDeclaration
 
 READ = (
     "strategy",
@@ -29,6 +29,8 @@ READ = (
     "train_fraction",
     "precision",
     "channels_last",
+    "loader",
+    "augment",
     "optimizer",
     "momentum",
     "nesterov",
@@ -115,7 +117,8 @@ def _first_breach(facts: _Facts) -> Breach | None:
             or facts.strategy.refuses_training(facts.values, facts.options)
             or _layers(facts),
         ),
-        (f"model {facts.values['model']}", _framework(facts) or _image_size(facts)),
+        (f"model {facts.values['model']}", _framework(facts) or _samples(facts) or _image_size(facts)),
+        (f"dataset {facts.values['dataset']}", _for_images(facts)),
         ("stem", _stem(facts)),
         ("precision", _precision(facts)),
         ("nesterov", _nesterov(facts)),
@@ -139,8 +142,32 @@ def _layers(facts: _Facts) -> str:
     return ""
 
 
+def _samples(facts: _Facts) -> str:
+    model, dataset = facts.model.samples, facts.dataset.samples
+    if model is dataset:
+        return ""
+    return f"{facts.values['model']} is for {model}, and the data set {facts.values['dataset']} holds {dataset}"
+
+
+def _for_images(facts: _Facts) -> str:
+    if facts.dataset.samples is Samples.IMAGES:
+        return ""
+    given = [key for key, default in _OF_IMAGES.items() if facts.values[key] != default]
+    return f"{given[0]} is for images, and {facts.values['dataset']} holds {facts.dataset.samples}" if given else ""
+
+
+_OF_IMAGES: Mapping[str, Value] = {
+    "image_size": None,
+    "augment": "none",
+    "loader": "resident",
+    "channels_last": False,
+}
+"""Keys that mean nothing for other data, with what they hold where nobody set them."""
+
+
 def _image_size(facts: _Facts) -> str:
-    wished = facts.values["image_size"] or (facts.shape.image_size if facts.shape else None)
+    shape = facts.shape
+    wished = facts.values["image_size"] or (shape and (shape.image_size or shape.positions))
     if not isinstance(wished, int):
         return ""
     try:

@@ -13,6 +13,7 @@ import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -22,10 +23,23 @@ from workloads.contract import Hardware, Topology, TrainConfig
 
 if TYPE_CHECKING:
     from workloads.datasets.images import ImageData
+    from workloads.datasets.sequences import SequenceData
     from workloads.strategies.protocol import Strategy
 
+PLUGIN_PACKAGES = ("strategies", "models", "datasets")
+"""Packages of ours, and the last words of entry-point groups."""
 NO_FRAMEWORK = "none"
 """The framework of a strategy that loads neither model nor data: any of them goes with it."""
+
+
+class Samples(StrEnum):
+    """What a data set holds and a model is fed; the two must agree."""
+
+    IMAGES = "images"
+    """With a class each."""
+    SEQUENCES = "sequences"
+    """Of symbols; of each position, the symbol that follows is the class."""
+
 
 OptionValue = bool | int | float | str | tuple[int, ...]
 Options = Mapping[str, OptionValue]
@@ -91,11 +105,13 @@ class ModelDeclaration:
     frameworks: tuple[str, ...]
     packages: tuple[str, ...]
     image_size: Callable[[str, int], int]
-    """(model name, data set's or wished image size) -> pixels a side the model is fed. Raises ValueError with the
-    reason when the model cannot take that size."""
+    """(model name, data set's or wished image size) -> pixels a side the model is fed; positions, of sequences. Raises
+    ValueError with the reason when the model cannot take that size."""
     build: Callable[[TrainConfig, int, int, int], Any]
-    """(config, input channels, classes, pixels a side) -> the framework's module, on CPU, initialised from the global
-    random state that the engine seeded; dropout already set from ``config.dropout``. Imports the framework."""
+    """(config, input channels, classes, pixels a side or positions) -> the framework's module, on CPU, initialised from
+    the global random state that the engine seeded; dropout already set from ``config.dropout``. Imports the framework.
+    It answers (samples, classes), or (samples, classes, positions)."""
+    samples: Samples = Samples.IMAGES
     layers: Callable[[Any], list[Any]] | None = None
     """(what ``build`` made) -> its layers in order, each fed by the one before, sharing the model's modules; for
     strategies that cut a model into parts. None: this model cannot be cut. Raises InputError when one member of a
@@ -104,6 +120,8 @@ class ModelDeclaration:
     """None: not known without building it."""
     uses_stem: bool = False
     """Whether ``stem`` means something for this model; others refuse a non-default one."""
+    num_parameters: Callable[[str], int] | None = None
+    """(model name) -> about how many it has; for models so large that the planner should tell where they do not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +135,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetDeclaration:
-    """A data set of labelled images. ``name`` below is the full name as written (``imagefolder/cifar10``)."""
+    """A data set. ``name`` below is the full name as written (``imagefolder/cifar10``)."""
 
     name: str
     """``NAME``, or ``FAMILY/*`` (``imagefolder/*``)."""
@@ -134,8 +152,9 @@ class DatasetDeclaration:
     prepare: Callable[[Path | None, str, Callable[[str], None]], None]
     """Fetch, verify, decode: whatever makes ``load`` quick and offline. Reports progress as sentences. Idempotent, safe
     when two processes run it at once, never leaves half a data set. Raises DatasetError."""
-    load: Callable[[Path | None, str, TrainConfig], ImageData]
+    load: Callable[[Path | None, str, TrainConfig], ImageData | SequenceData]
     """In the job: verified arrays or files. Raises DatasetError naming the damaged file."""
+    samples: Samples = Samples.IMAGES
     members: Callable[[Path | None], list[str]] | None = None
     """Of a family: the full names of what lies below the data root now."""
 
@@ -144,15 +163,26 @@ class DatasetDeclaration:
 class DatasetShape:
     """What the planner needs to know of a data set."""
 
-    image_size: int
-    """Pixels a side of a stored image; the size a model is fed unless ``image_size`` says otherwise."""
-    channels: int
+    image_size: int | None
+    """Pixels a side of a stored image; the size a model is fed unless ``image_size`` says otherwise. None for
+    sequences."""
+    channels: int | None
+    """None for sequences."""
     classes: int
     num_train: int
     num_test: int
+    positions: int | None = None
+    """Of a sequence; None for images."""
 
 
 Declaration = TypeVar("Declaration", StrategyDeclaration, ModelDeclaration, DatasetDeclaration)
+
+
+@cache
+def entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
+    """The plug-ins of other packages, of every group; looked for once, as each look reads a file a distribution."""
+    every = importlib.metadata.entry_points()
+    return tuple(point for package in PLUGIN_PACKAGES for point in every.select(group=f"orchestrate.{package}"))
 
 
 def _found(package: str, kind: type[Declaration]) -> dict[str, Declaration]:
@@ -163,7 +193,9 @@ def _found(package: str, kind: type[Declaration]) -> dict[str, Declaration]:
         declaration = getattr(plugin, "DECLARATION", None)
         if isinstance(declaration, kind):
             declarations[declaration.name] = declaration
-    for point in importlib.metadata.entry_points(group=f"orchestrate.{package}"):
+    for point in entry_points():
+        if point.group != f"orchestrate.{package}":
+            continue
         declaration = point.load()
         if not isinstance(declaration, kind):
             raise TypeError(f"entry point {point.value} of group orchestrate.{package} is not a {kind.__name__}")

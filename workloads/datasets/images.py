@@ -66,6 +66,11 @@ class ImageData:
     digest: str
     """Of the content; equal to what the declaration's ``digest`` says while nothing has changed."""
 
+    @property
+    def size(self) -> int:
+        """Pixels a side of a stored image."""
+        return self.image_size
+
 
 def statistics(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, black 0 and white 1; exact, so equal on every machine.

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from workloads.datasets.sequences import SequenceData
 from workloads.errors import InputError, JobError
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ class Batch:
     """One rank's part of a global batch."""
 
     x: torch.Tensor
-    """(samples, channels, height, width), on the device, normalised."""
+    """(samples, channels, height, width), normalised, or (samples, positions) of symbols; on the device."""
     y: torch.Tensor
-    """(samples,) int64, on the device."""
+    """(samples,) or (samples, positions), int64, on the device."""
     num_local: int
     """Samples of ``x`` that count. 0 when this rank has none of this batch: then ``x`` holds one stand-in sample, whose
     weight must be 0, so that every rank still takes part in every collective call."""
@@ -73,7 +74,7 @@ class Loader(Protocol):
     """Batches of one rank. Every rank yields the same number of them, and every sample comes exactly once."""
 
     num_train: int
-    """Training images over all ranks, after ``train_fraction``; ``drop_last`` leaves some of them out of each epoch."""
+    """Training samples over all ranks, after ``train_fraction``; ``drop_last`` leaves some of them out of an epoch."""
     num_test: int
     steps_per_epoch: int
 
@@ -82,7 +83,7 @@ class Loader(Protocol):
         ...
 
     def test(self) -> Iterator[Batch]:
-        """The test images in stored order, split over ranks into consecutive parts."""
+        """The test samples in stored order, split over ranks into consecutive parts."""
         ...
 
     def close(self) -> None:
@@ -91,7 +92,7 @@ class Loader(Protocol):
 
 
 def make(
-    data: ImageData,
+    data: ImageData | SequenceData,
     config: TrainConfig,
     *,
     image_size: int,
@@ -105,15 +106,21 @@ def make(
         data: from the data set's ``load``.
         config: reads ``batch_size``, ``seed``, ``train_fraction``, ``drop_last``, ``augment``, ``channels_last`` and
             ``workers``.
-        image_size: pixels a side of ``Batch.x``.
+        image_size: pixels a side of ``Batch.x``; means nothing for sequences.
         device: where batches are wanted.
-        dtype: of ``Batch.x``.
+        dtype: of ``Batch.x``, where that is images.
         shard: which part of each batch.
 
     Raises:
         DatasetError: nothing to train on, or the data does not fit on the device.
-        InputError: no such loader.
+        InputError: no such loader for such data.
     """
+    if isinstance(data, SequenceData):
+        from workloads.loaders.sequences import SequenceLoader
+
+        if config.loader != "resident":
+            raise InputError(f"the loader {config.loader!r} is for images", hint='set loader = "resident"')
+        return SequenceLoader(data, config, device=device, shard=shard)
     if config.loader == "resident":
         from workloads.loaders.resident import ResidentLoader
 

@@ -1,0 +1,98 @@
+"""``char_transformer``: a small transformer that tells the next symbol of a sequence from those before it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from workloads.contract import TrainConfig
+from workloads.registry import ModelDeclaration, Samples
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+WIDTH, DEPTH, HEADS = 128, 4, 4
+MLP_RATIO = 4
+ASSUMED_DROPOUT = 0.1
+INITIAL_DEVIATION = 0.02
+"""Of weights, as in GPT-2; layers that end a branch start smaller by the square root of the number of branches."""
+
+
+def transformer(classes: int, positions: int, *, width: int, depth: int, heads: int, dropout: float) -> nn.Sequential:
+    """Pre-norm blocks with causal attention; its children are its layers, in order.
+
+    Fed (samples, positions) of symbols' numbers, it answers (samples, classes, positions), as torch's losses take it.
+    """
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Embedding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.symbol = nn.Embedding(classes, width)
+            self.position = nn.Parameter(torch.empty(positions, width))
+            self.dropout = nn.Dropout(dropout)
+            for weight in (self.symbol.weight, self.position):
+                nn.init.normal_(weight, std=INITIAL_DEVIATION)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.dropout(self.symbol(x) + self.position)
+            return out
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.proj = linear(width, 3 * width), linear(width, width, ends_branch=True)
+            self.fc1 = linear(width, MLP_RATIO * width)
+            self.fc2 = linear(MLP_RATIO * width, width, ends_branch=True)
+            self.dropout = nn.Dropout(dropout)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x + self.dropout(self._attended(self.norm1(x)))
+            out: Tensor = x + self.dropout(self.fc2(functional.gelu(self.fc1(self.norm2(x)))))
+            return out
+
+        def _attended(self, x: Tensor) -> Tensor:
+            samples, length, _ = x.shape
+            q, k, v = self.qkv(x).view(samples, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+            found = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            out: Tensor = self.proj(found.transpose(1, 2).reshape(samples, length, width))
+            return out
+
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.fc = nn.LayerNorm(width), linear(width, classes)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.fc(self.norm(x)).transpose(1, 2)
+            return out
+
+    def linear(inputs: int, outputs: int, *, ends_branch: bool = False) -> nn.Linear:
+        # torch's own random start would take as long as ours, and minutes for billions of weights.
+        layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
+        nn.init.normal_(layer.weight, std=INITIAL_DEVIATION / (math.sqrt(2 * depth) if ends_branch else 1))
+        nn.init.zeros_(layer.bias)
+        return layer
+
+    return nn.Sequential(Embedding(), *(Block() for _ in range(depth)), Head())
+
+
+def _build(config: TrainConfig, _channels: int, classes: int, size: int) -> nn.Module:
+    dropout = ASSUMED_DROPOUT if config.dropout is None else config.dropout
+    return transformer(classes, size, width=WIDTH, depth=DEPTH, heads=HEADS, dropout=dropout)
+
+
+DECLARATION = ModelDeclaration(
+    name="char_transformer",
+    summary="A causal transformer, 4 blocks 128 wide, for data sets of sequences; dropout 0.1.",
+    frameworks=("torch",),
+    packages=("torch",),
+    samples=Samples.SEQUENCES,
+    image_size=lambda _name, wished: wished,
+    build=_build,
+    layers=list,
+    has_batch_norm=False,
+)
