@@ -181,7 +181,8 @@ class _Batch:
         run_ids = [run.run_id for run in found]
         self._runs = set(self._connection.execute(select(runs.c.run_id).where(runs.c.run_id.in_(run_ids))).scalars())
         for row in self._connection.execute(select(attempts).where(attempts.c.run_id.in_(run_ids))).mappings():
-            self._attempts[row["run_id"], row["attempt"]] = {**row, "shape": json.loads(row["shape"])}
+            kept = {name: json.loads(row[name]) for name in ("shape", "recovery") if row[name] is not None}
+            self._attempts[row["run_id"], row["attempt"]] = {**row, **kept}
 
     def _read_spec(self, run: RunDir, *, has_attempts: bool) -> None:
         now = look(run.spec)

@@ -35,7 +35,7 @@ metadata = MetaData()
 
 _TYPES: dict[str, type[TypeEngine[Any]]] = {"str": Text, "int": BigInteger, "float": Double, "bool": Boolean}
 
-JSON_COLUMNS = frozenset({"strategy_options", "shape", "nonfinite", "provenance"})
+JSON_COLUMNS = frozenset({"strategy_options", "shape", "nonfinite", "provenance", "recovery"})
 """Columns that hold canonical JSON text (sorted keys, no spaces)."""
 
 
@@ -77,10 +77,11 @@ attempts = Table(
     Column("ended_at", Text),
     Column("time_limit_s", BigInteger),
     Column("shape", Text, nullable=False),
+    Column("recovery", Text),
     PrimaryKeyConstraint("run_id", "attempt"),
     sqlite_with_rowid=False,
 )
-"""One row a submission of a run."""
+"""One row a submission of a run. ``recovery``: why it was sent again by itself; null where people sent it."""
 
 
 def _of_attempt() -> list[Column[Any] | ForeignKeyConstraint]:

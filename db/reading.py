@@ -11,7 +11,7 @@ from typing import Any
 
 from db.models import attempts, classes, epochs, ranks, results
 from db.rows import Row, typed, typed_all
-from workloads.contract import State
+from workloads.contract import RANK_LOST, State
 from workloads.rundir import AttemptDir, read_events, read_json
 
 
@@ -116,7 +116,13 @@ def _read_verdict(reading: AttemptReading, folder: AttemptDir, now: Mapping[Path
     state = values.get("state")
     sent = told(folder.submission, lambda: _submission(folder))
     ended = told(folder.exit, lambda: _exit(folder))
-    if told(folder.result, lambda: _result(reading, folder)) or ended:
+    seen = {name: values.get(name) for name in ("state", "reason", "message")} if ended else None
+    if told(folder.result, lambda: _result(reading, folder)):
+        if values["reason"] == RANK_LOST:
+            # What it measured counts; how the job ended is for whoever saw all of it.
+            values |= seen or {"state": State.RUNNING, "reason": "", "message": ""}
+        return
+    if ended:
         return
     if sent and state in {None, State.SUBMITTING}:
         state = State.PENDING if values.get("job_id") else State.SUBMITTING
@@ -129,7 +135,7 @@ def _submission(folder: AttemptDir) -> dict[str, Any]:
     said = _object(folder.submission)
     if said.get("attempt", folder.number) != folder.number:
         raise ValueError(f"belongs to attempt {said['attempt']}")
-    names = ("token", "target", "job_id", "submitted_at", "time_limit_s", "shape")
+    names = ("token", "target", "job_id", "submitted_at", "time_limit_s", "shape", "recovery")
     values = {name: said[name] for name in names if said.get(name) is not None}
     if "job_id" in values:
         values["job_id"] = str(values["job_id"])

@@ -14,16 +14,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import and_, exists, func, insert, select, true, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, or_, select, true, update
 
 from db.engine import Store
 from db.models import attempts, results, runs
 from db.rows import canonical_json, run_row, upsert
-from workloads.contract import RunSpec, State
+from workloads.contract import RANK_LOST, RunSpec, State
 from workloads.rundir import RunDir
 
 _newer = attempts.alias()
 _LIVE = [state.value for state in State if state.live]
+_ENDED_BADLY = [state.value for state in State if state.ended_badly]
 
 _NEWEST = select(attempts.c.run_id, attempts.c.attempt, attempts.c.state).where(
     attempts.c.attempt
@@ -61,6 +62,8 @@ class AttemptRecord:
     started_at: str | None
     time_limit_s: int | None
     shape: dict[str, Any]
+    recovery: dict[str, Any] | None
+    """Why it was sent by itself, and what was changed for it; None where people sent it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ def record_intents(
     target: str,
     *,
     newest_known: Mapping[str, int] | None = None,
+    recoveries: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Intent]:
     """Record that these runs are about to be sent, in one transaction.
 
@@ -95,15 +99,16 @@ def record_intents(
         wanted: each run with its resource shape.
         target: ``local`` or the cluster's name.
         newest_known: run id to newest attempt when the plan was made, 0 or absent for none.
+        recoveries: run id to why it is sent again by itself; absent where people send it.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
     intents = []
     with store.write() as connection:
-        known = {run_id: (attempt, State(state)) for run_id, attempt, state in connection.execute(_NEWEST)}
+        known = _newest(connection)
         run_rows, attempt_rows = [], []
         for spec, shape in wanted:
-            newest, state = known.get(spec.run_id, (0, State.PLANNED))
-            if state.live or (newest_known is not None and newest > newest_known.get(spec.run_id, 0)):
+            newest, state = known.get(spec.run_id, _NONE)
+            if _is_taken(newest, state, spec.run_id, newest_known):
                 continue
             on_disk = RunDir.of(runs_folder, spec.run_id).attempts()
             attempt = max(newest, on_disk[-1].number if on_disk else 0) + 1
@@ -123,12 +128,41 @@ def record_intents(
                     "submitted_at": now,
                     "time_limit_s": spec.execution.time_limit_s,
                     "shape": canonical_json(shape),
+                    "recovery": canonical_json(recoveries[spec.run_id])
+                    if recoveries and spec.run_id in recoveries
+                    else None,
                 }
             )
         if intents:
             upsert(connection, runs, run_rows)
             connection.execute(insert(attempts), attempt_rows)
     return intents
+
+
+def taken(store: Store, run_ids: Iterable[str], newest_known: Mapping[str, int] | None = None) -> set[str]:
+    """Those runs that :func:`record_intents` would pass over now."""
+    with store.read() as connection:
+        known = _newest(connection)
+    return {run_id for run_id in run_ids if _is_taken(*known.get(run_id, _NONE), run_id, newest_known)}
+
+
+_NONE = (0, State.PLANNED)
+"""The newest attempt of a run that was never sent."""
+
+
+def _newest(connection: Connection) -> dict[str, tuple[int, State]]:
+    return {run_id: (attempt, State(state)) for run_id, attempt, state in connection.execute(_NEWEST)}
+
+
+def _is_taken(newest: int, state: State, run_id: str, newest_known: Mapping[str, int] | None) -> bool:
+    return state.live or (newest_known is not None and newest > newest_known.get(run_id, 0))
+
+
+def withdraw(store: Store, tokens: Sequence[str]) -> None:
+    """Take back intents that nobody took up: it is as if they had not been."""
+    with store.write() as connection:
+        never_sent = and_(attempts.c.state == State.SUBMITTING.value, attempts.c.token.in_(tokens))
+        connection.execute(delete(attempts).where(never_sent))
 
 
 def mark(
@@ -149,15 +183,16 @@ def mark(
 def mark_all(store: Store, marks: Iterable[Mark]) -> int:
     """Record what witnesses say of attempts, in one transaction; returns how many the store took.
 
-    The job's own result has the last word: an attempt that has one keeps its state. A live state does not bring an
-    ended attempt back to life, except a lost one.
+    The job's own result has the last word: an attempt that has one keeps its state, unless the rank that wrote it only
+    saw its peer go. A live state does not bring an ended attempt back to life, except a lost one.
     """
     taken = 0
     with store.write() as connection:
         for m in marks:
             said = {"job_id": m.job_id, "reason": m.reason, "message": m.message, "ended_at": m.ended_at}
             here = and_(attempts.c.run_id == m.run_id, attempts.c.attempt == m.attempt)
-            has_result = exists().where(results.c.run_id == attempts.c.run_id, results.c.attempt == attempts.c.attempt)
+            of_attempt = and_(results.c.run_id == attempts.c.run_id, results.c.attempt == attempts.c.attempt)
+            has_result = exists().where(of_attempt, results.c.reason != RANK_LOST)
             reachable = attempts.c.state.in_([*_LIVE, State.LOST.value]) if m.state.live else true()
             done = connection.execute(
                 update(attempts)
@@ -170,28 +205,33 @@ def mark_all(store: Store, marks: Iterable[Mark]) -> int:
 
 def live(store: Store) -> list[AttemptRecord]:
     """Attempts that may still be going on, oldest submission first."""
+    return _records(store, attempts.c.state.in_(_LIVE), (attempts.c.submitted_at, attempts.c.run_id))
+
+
+def histories(store: Store) -> dict[str, list[AttemptRecord]]:
+    """All attempts, oldest first, of each run whose newest one ended without a result or was sent by recovery."""
+    newest = select(attempts.c.run_id).where(
+        attempts.c.attempt
+        == select(func.max(_newer.c.attempt)).where(_newer.c.run_id == attempts.c.run_id).scalar_subquery(),
+        or_(attempts.c.state.in_(_ENDED_BADLY), attempts.c.recovery.is_not(None)),
+    )
+    found: dict[str, list[AttemptRecord]] = {}
+    for record in _records(store, attempts.c.run_id.in_(newest), (attempts.c.run_id, attempts.c.attempt)):
+        found.setdefault(record.run_id, []).append(record)
+    return found
+
+
+def _records(store: Store, which: ColumnElement[bool], order: Iterable[ColumnElement[Any]]) -> list[AttemptRecord]:
+    names = [name for name in AttemptRecord.__dataclass_fields__ if name not in {"label", "state", "shape", "recovery"}]
+    query = select(attempts, runs.c.label).join(runs, runs.c.run_id == attempts.c.run_id).where(which).order_by(*order)
     with store.read() as connection:
-        rows = connection.execute(
-            select(attempts, runs.c.label)
-            .join(runs, runs.c.run_id == attempts.c.run_id)
-            .where(attempts.c.state.in_(_LIVE))
-            .order_by(attempts.c.submitted_at, attempts.c.run_id)
-        )
         return [
             AttemptRecord(
-                run_id=row.run_id,
+                **{name: getattr(row, name) for name in names},
                 label=row.label,
-                attempt=row.attempt,
-                token=row.token,
-                target=row.target,
                 state=State(row.state),
-                reason=row.reason,
-                message=row.message,
-                job_id=row.job_id,
-                submitted_at=row.submitted_at,
-                started_at=row.started_at,
-                time_limit_s=row.time_limit_s,
                 shape=json.loads(row.shape),
+                recovery=None if row.recovery is None else json.loads(row.recovery),
             )
-            for row in rows
+            for row in connection.execute(query)
         ]

@@ -28,6 +28,10 @@ RUN_ID_DIGITS = 16
 """Hex digits of a run id: 64 bits, so a collision among a million runs has a chance of 3e-8."""
 
 
+RANK_LOST = "rank_lost"
+"""Failure class of a rank that only saw its peer go: whoever saw the whole job end knows more."""
+
+
 class State(StrEnum):
     """The state of a run or of one attempt; the words that files, tables and JSON use."""
 

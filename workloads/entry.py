@@ -23,7 +23,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from workloads import provenance, registry, slurm_start
-from workloads.contract import RunResult, State
+from workloads.contract import RANK_LOST, RunResult, State
 from workloads.errors import InputError, JobError, OrchestrateError
 from workloads.job import Events, Interrupted, Job, Orders, say
 from workloads.rundir import AttemptDir, RunDir
@@ -164,7 +164,7 @@ def _fail(
 ) -> ExitCode:
     """Put a failure on record and say how to exit."""
     state, reason, code = classify(error)
-    if reason == "rank_lost":
+    if reason == RANK_LOST:
         _wait_for_root_cause(folder, orders)
         if orders.signal is not None:
             events.write("interrupt", signal=orders.signal, epoch=result.epochs_done)
@@ -174,12 +174,23 @@ def _fail(
     # What the user did is told in a sentence; a traceback is for what we did.
     say(f"rank {world.rank}: {message}" if isinstance(error, OrchestrateError) else trace)
     events.write("error", failure_class=reason, message=message, traceback=trace, rank=world.rank)
-    if not folder.result.exists():
+    if not _knows_better(folder, reason):
         result.state, result.reason, result.ended_at = state, reason, _now()
         result.message = f"rank {world.rank}: {message}"
         write_result(folder, result)
     events.write("end", state=state.value)
     return code
+
+
+def _knows_better(folder: AttemptDir, reason: str) -> bool:
+    """Whether the result that another rank has written stands: it was first, and did not only see its peer go."""
+    try:
+        written = folder.read_result()
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
+    return reason == RANK_LOST or written.reason != RANK_LOST
 
 
 def classify(error: BaseException) -> tuple[State, str, ExitCode]:
@@ -198,7 +209,7 @@ def classify(error: BaseException) -> tuple[State, str, ExitCode]:
     if type(error).__name__ == "HorovodInternalError" or re.search(
         r"gloo/transport|Connection (closed|reset) by peer|remote process exited|Broken pipe", text
     ):
-        return State.FAILED, "rank_lost", ExitCode.FAILED
+        return State.FAILED, RANK_LOST, ExitCode.FAILED
     return State.FAILED, "program_error", ExitCode.FAILED
 
 

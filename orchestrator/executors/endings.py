@@ -1,4 +1,4 @@
-"""How an attempt ended in local mode: the verdict in ``exit.json``, and the pure function that reaches it."""
+"""How an attempt ended: the verdict in ``exit.json``, and the pure function that reaches it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
-from workloads.contract import RunResult, State
+from orchestrator.executors.protocol import Verdict
+from workloads.contract import RANK_LOST, RunResult, State
 from workloads.rundir import AttemptDir, read_events, read_json, write_json
 
 _STATE_OF_REASON = {
@@ -17,9 +19,6 @@ _STATE_OF_REASON = {
     "wrong_hardware": State.WRONG_HARDWARE,
 }
 """Failure classes that are states of their own; every other one is ``failed``."""
-
-_RANK_LOST = "rank_lost"
-"""Failure class of a rank that only saw its peer go: it knows less than we do."""
 
 _TOLD_TO_END = os.EX_TEMPFAIL
 """Exit code of a rank that obeyed SIGTERM, SIGINT or SIGUSR2 (``workloads.entry.ExitCode.INTERRUPTED``)."""
@@ -75,17 +74,21 @@ class Failure:
     message: str
 
 
+def since_start(attempt: AttemptDir, kind: str, *, rank: int = 0) -> list[dict[str, Any]]:
+    """A rank's events of a kind since its last start: what a requeued job did before says nothing of how it ended."""
+    events, _ = read_events(attempt.events(rank), 0, "start", kind)
+    starts = [index for index, e in enumerate(events) if e["event"] == "start"]
+    return [e for e in events[starts[-1] if starts else 0 :] if e["event"] == kind]
+
+
 def first_failure(attempt: AttemptDir, num_ranks: int) -> Failure | None:
-    """The earliest error that a rank recorded, without those that only lost their partner."""
+    """The earliest error that a rank recorded since it last started, without those that only lost their partner."""
     failures = []
     for rank in range(num_ranks):
-        events, _ = read_events(attempt.events(rank), 0, "error")
         failures += [
             Failure(rank, float(e["time"]), str(e.get("failure_class", "program_error")), str(e.get("message", "")))
-            for e in events
-            if e["event"] == "error"
-            and isinstance(e.get("time"), (int, float))
-            and e.get("failure_class") != _RANK_LOST
+            for e in since_start(attempt, "error", rank=rank)
+            if isinstance(e.get("time"), (int, float)) and e.get("failure_class") != RANK_LOST
         ]
     return min(failures, key=lambda f: f.time, default=None)
 
@@ -108,6 +111,14 @@ def own_result(attempt: AttemptDir) -> RunResult | None:
         return attempt.read_result()
     except (OSError, ValueError):
         return None
+
+
+def own_verdict(attempt: AttemptDir) -> Verdict | None:
+    """How the job itself says that it ended; None when it did not, or only a rank that saw its peer go did."""
+    result = own_result(attempt)
+    if result is None or result.reason == RANK_LOST:
+        return None
+    return Verdict(State(result.state), result.reason, result.message)
 
 
 def conclude(
@@ -151,7 +162,7 @@ def conclude(
     if failure is not None:
         state = _STATE_OF_REASON.get(failure.reason, State.FAILED)
         return verdict(state, failure.reason, f"rank {failure.rank}: {failure.message}")
-    if result is not None and result.reason != _RANK_LOST:
+    if result is not None and result.reason != RANK_LOST:
         return verdict(State(result.state), result.reason, result.message)
     killed = [rank for rank, code in enumerate(codes) if code == -signal.SIGKILL]
     if killed and oom_killed:

@@ -280,8 +280,7 @@ def _ended(w: Witnesses) -> Verdict:
             )
         return Verdict(State.NODE_FAIL, word.lower(), f"its node failed{where}; orchestrate retry sends it again")
     if word == "OUT_OF_MEMORY" or w.out_of_memory:
-        asked = f" of {w.memory}" if w.memory else ""
-        return Verdict(State.OUT_OF_MEMORY, "host_memory", f"the job's memory{asked} was full; raise mem and retry")
+        return _out_of_memory(w)
     if word in {"TIMEOUT", "DEADLINE"}:
         return _over_time(w, "time_limit" if word == "TIMEOUT" else "deadline")
     if word == "CANCELLED":
@@ -345,6 +344,11 @@ def indices_in(text: str) -> list[int]:
     return found
 
 
+def _out_of_memory(w: Witnesses) -> Verdict:
+    asked = f" of {w.memory}" if w.memory else ""
+    return Verdict(State.OUT_OF_MEMORY, "host_memory", f"the job's memory{asked} was full; raise mem and retry")
+
+
 def _told_to_end(w: Witnesses) -> Verdict:
     """The run obeyed a signal: the announcement of the limit, or of an eviction."""
     by_clock = w.elapsed_s is not None and w.limit_s is not None and w.elapsed_s >= w.limit_s - LIMIT_SLACK_S
@@ -366,8 +370,11 @@ def _absent(w: Witnesses) -> Verdict:
         return Verdict(State.CANCELLED, "scancel", "taken out of the queue before it started, not by orchestrate")
     if w.over_s < ABSENCE_GRACE_S:
         return Verdict(w.recorded if w.recorded is not State.SUBMITTING else State.PENDING, "unlisted")
-    if w.failure is not None or w.hung:
-        found = conclude(exit_codes=[1], failure=w.failure, hung=w.hung, last_words=w.last_words)
+    if w.out_of_memory:
+        return _out_of_memory(w)
+    if w.failure is not None or w.hung or any(w.rank_codes):
+        codes = w.rank_codes if any(w.rank_codes) else [1]
+        found = conclude(exit_codes=codes, failure=w.failure, hung=w.hung, last_words=w.last_words)
         return Verdict(found.state, found.reason, found.message)
     if w.told_by:
         return _told_to_end(w)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.executors import leases
-from orchestrator.executors.endings import Exit, own_result
+from orchestrator.executors.endings import Exit, own_verdict
 from orchestrator.executors.entries import QueueFolder, queue_name, submit_name, supervisor_name
 from orchestrator.executors.processes import Host
 from orchestrator.executors.protocol import Verdict
@@ -122,12 +122,11 @@ class LocalView:
         """All witnesses of one attempt."""
         # The supervisor first: it writes the verdict before it goes, so a verdict is there when it is found gone.
         supervisor, host = self._supervisor(attempt, token)
-        result = own_result(attempt)
         place = Place.RUNNING if token in self._running else Place.NOWHERE
         return Witnesses(
             recorded=recorded,
             exit=Exit.read(attempt),
-            result=None if result is None else Verdict(State(result.state), result.reason, result.message),
+            result=own_verdict(attempt),
             place=Place.PENDING if token in self._pending else place,
             supervisor=supervisor,
             queue_alive=self._queue_alive,

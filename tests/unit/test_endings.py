@@ -18,7 +18,10 @@ from orchestrator.executors.endings import (
     first_failure,
     hung_ranks,
     own_result,
+    own_verdict,
+    since_start,
 )
+from orchestrator.executors.protocol import Verdict
 from workloads.contract import RunResult, State
 from workloads.rundir import EventLog, RunDir
 
@@ -151,6 +154,28 @@ def test_the_first_to_fail_is_heard(tmp_path: Path) -> None:
     assert found is not None
     assert (found.rank, found.message) == (1, "of 1")
     assert first_failure(attempt, 1) is None
+
+
+def test_what_a_requeued_job_did_before_says_nothing_of_its_end(tmp_path: Path) -> None:
+    attempt = RunDir.of(tmp_path, RUN_ID).attempt(1).create()
+    log = EventLog(attempt.events())
+    log.write("start", rank=0)
+    log.write("interrupt", signal="SIGTERM")
+    log.write("error", failure_class="program_error", message="of the first start", rank=0)
+    assert first_failure(attempt, 1) is not None
+    log.write("start", rank=0)
+    log.close()
+    assert first_failure(attempt, 1) is None
+    assert since_start(attempt, "interrupt") == []
+
+
+def test_a_verdict_of_the_job_itself(tmp_path: Path) -> None:
+    """A rank that only saw its peer go gives none."""
+    attempt = RunDir.of(tmp_path, RUN_ID).attempt(1).create()
+    assert own_verdict(attempt) is None
+    for reason, told in (("rank_lost", None), ("program_error", Verdict(State.FAILED, "program_error", "boom"))):
+        attempt.write_result(RunResult(run_id=RUN_ID, attempt=1, state=State.FAILED, reason=reason, message="boom"))
+        assert own_verdict(attempt) == told
 
 
 def test_only_a_watchdog_that_fired_is_a_hang(tmp_path: Path) -> None:

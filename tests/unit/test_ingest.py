@@ -18,6 +18,8 @@ from db import ingest, submissions
 from db.engine import Store, open_store
 from db.ingest import collect, rebuild
 from db.models import CONTENT, attempts, classes, epochs, ranks, results, runs
+from db.submissions import Mark, mark_all
+from orchestrator.executors.endings import Exit
 from workloads.contract import RunResult, State
 from workloads.errors import InputError
 from workloads.rundir import RunDir, write_json
@@ -113,6 +115,29 @@ def test_a_requeued_attempt_never_doubles_rows(campaign: Any, database: str) -> 
         second = content(store)
     assert [row[2:5] for row in second["epochs"]] == [(1, 12, 9.0), (2, 12, 1.0), (3, 12, 1.0)]
     assert second["attempts"] == first["attempts"]
+
+
+def test_a_rank_that_only_lost_its_peer_has_not_the_last_word(campaign: Any, database: str) -> None:
+    """Its peer was killed for memory. What it measured is kept; the state is what the whole job's end says, or none."""
+    attempt = campaign.send(campaign.run())
+    campaign.train(attempt, range(1, 3))
+    campaign.finish(attempt, state="failed", reason="rank_lost", message="rank 0: peer", epochs_done=2)
+
+    def told() -> tuple[Any, ...]:
+        found = collected(database, campaign)
+        (row,), (measured,) = found["attempts"], found["results"]
+        values = dict(zip(attempts.columns.keys(), row, strict=True))
+        assert dict(zip(results.columns.keys(), measured, strict=True))["epochs_done"] == 2
+        return values["state"], values["reason"], values["message"]
+
+    assert told() == ("running", "", "")
+    with open_store(database) as store:
+        marked = Mark(attempt.path.parents[1].name, 1, State.OUT_OF_MEMORY, reason="host_memory", message="full")
+        assert mark_all(store, [marked]) == 1
+    Exit(State.OUT_OF_MEMORY, "host_memory", "full").write(attempt)
+    assert told() == ("out_of_memory", "host_memory", "full")
+    attempt.result.touch()
+    assert told() == ("out_of_memory", "host_memory", "full")
 
 
 def test_a_later_attempt_s_epochs_are_the_ones_that_count(campaign: Any, database: str) -> None:

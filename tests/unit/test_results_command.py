@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from db.engine import open_store
+from db.engine import REVISIONS, open_store
 from orchestrator.cli import run
 
 
@@ -163,7 +163,7 @@ def test_db_info_lists_tables_and_columns(study: Any, capsys: pytest.CaptureFixt
     capsys.readouterr()
     out, err = _out(capsys, "db", "info", "--json")
     assert {row["table"]: row["rows"] for row in json.loads(out)}["results"] == 6
-    assert err.endswith("results.db: schema 0001\n")
+    assert err.endswith(f"results.db: schema {REVISIONS[-1]}\n")
     out, _ = _out(capsys, "db", "info", "--columns", "-f", "csv")
     assert {"runs,lr,float", "results,lr_applied,float", "summary,state,str", "curves,epoch,int"} <= set(
         out.splitlines()
@@ -175,7 +175,7 @@ def test_db_rebuild_and_upgrade(study: Any, capsys: pytest.CaptureFixture[str], 
     expected = "rebuilt: 7 runs, 7 attempts, 6 results, 12 epochs\n"
     for _ in range(2):
         assert _out(capsys, "db", "rebuild") == (expected, "")
-    assert _out(capsys, "db", "upgrade") == (f"{tmp_path}/results.db: schema 0001\n", "")
+    assert _out(capsys, "db", "upgrade") == (f"{tmp_path}/results.db: schema {REVISIONS[-1]}\n", "")
     database = tmp_path / "results.db"
     with database.open("r+b") as stream:
         stream.seek(4096)

@@ -112,6 +112,8 @@ def say(**witnesses: Any) -> Verdict:
         ({**ABSENT, "over_s": ABSENCE_GRACE_S, "started": True, "silent_s": 1.0}, State.RUNNING, "unlisted"),
         ({**ABSENT, "over_s": ABSENCE_GRACE_S, "started": True, "silent_s": SILENCE_S}, State.LOST, "no_sign_of_life"),
         ({**ABSENT, "over_s": ABSENCE_GRACE_S, "started": True, "failure": BOOM}, State.FAILED, "program_error"),
+        ({**ABSENT, "over_s": ABSENCE_GRACE_S, "rank_codes": [None, -9]}, State.FAILED, "program_error"),
+        ({**ABSENT, "over_s": ABSENCE_GRACE_S, "out_of_memory": True}, State.OUT_OF_MEMORY, "host_memory"),
         ({**ABSENT, "over_s": ABSENCE_GRACE_S, "started": True, "told_by": "SIGUSR2"}, State.TIMEOUT, "time_limit"),
         ({**ABSENT, "over_s": ABSENCE_GRACE_S, "started": True, "cancelling": True}, State.CANCELLED, "cancelled"),
     ],

@@ -155,7 +155,8 @@ def test_a_newer_version_s_store_is_refused(database: str) -> None:
         connection.exec_driver_sql(f"UPDATE {engine.VERSION_TABLE} SET version_num = '0099'")
     before = _digest(database)
     with pytest.raises(
-        ForeignStoreError, match=r"newer version of orchestrate \(schema 0099, this one knows up to 0001\)"
+        ForeignStoreError,
+        match=rf"newer version of orchestrate \(schema 0099, this one knows up to {REVISIONS[-1]}\)",
     ):
         open_store(database)
     assert _digest(database) == before
@@ -169,16 +170,16 @@ def test_an_older_store_is_migrated_and_keeps_its_rows(
         connection.execute(insert(models.ingested).values(path="x", size=1, mtime_ns=2, read_bytes=3))
     scripts = tmp_path / "migrations"
     shutil.copytree(Path(engine.__file__).parent / "migrations", scripts)
-    (scripts / "versions" / "0002_more.py").write_text(
-        "import sqlalchemy as sa\nfrom alembic import op\nrevision = '0002'\ndown_revision = '0001'\n"
+    (scripts / "versions" / "0098_more.py").write_text(
+        f"import sqlalchemy as sa\nfrom alembic import op\nrevision = '0098'\ndown_revision = '{REVISIONS[-1]}'\n"
         "def upgrade():\n    op.add_column('ingested', sa.Column('note', sa.Text()))\n"
     )
     monkeypatch.setattr(engine, "MIGRATIONS", str(scripts))
-    monkeypatch.setattr(engine, "REVISIONS", (*REVISIONS, "0002"))
-    with pytest.raises(StoreError, match=r"older schema 0001\n  fix: orchestrate collect"):
+    monkeypatch.setattr(engine, "REVISIONS", (*REVISIONS, "0098"))
+    with pytest.raises(StoreError, match=rf"older schema {REVISIONS[-1]}\n  fix: orchestrate collect"):
         open_store(database, read_only=True)
     with open_store(database) as store:
-        assert revision(store) == "0002"
+        assert revision(store) == "0098"
         with store.read() as connection:
             assert [c["name"] for c in inspect(connection).get_columns("ingested")][-1] == "note"
             assert connection.exec_driver_sql("SELECT path, note FROM ingested").all() == [("x", None)]
@@ -189,13 +190,13 @@ def test_a_migration_that_fails_changes_nothing(database: str, tmp_path: Path, m
     open_store(database).close()
     scripts = tmp_path / "migrations"
     shutil.copytree(Path(engine.__file__).parent / "migrations", scripts)
-    (scripts / "versions" / "0002_broken.py").write_text(
-        "from alembic import op\nrevision = '0002'\ndown_revision = '0001'\n"
+    (scripts / "versions" / "0098_broken.py").write_text(
+        f"from alembic import op\nrevision = '0098'\ndown_revision = '{REVISIONS[-1]}'\n"
         "def upgrade():\n    op.execute('CREATE TABLE half (a)')\n    raise RuntimeError('power cut')\n"
     )
     with monkeypatch.context() as later:
         later.setattr(engine, "MIGRATIONS", str(scripts))
-        later.setattr(engine, "REVISIONS", (*REVISIONS, "0002"))
+        later.setattr(engine, "REVISIONS", (*REVISIONS, "0098"))
         with pytest.raises(RuntimeError, match="power cut"):
             open_store(database)
     with open_store(database) as store, store.read() as connection:
