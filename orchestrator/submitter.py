@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,8 +63,8 @@ class Submitted:
     """Intents of an earlier call that was interrupted."""
     skipped: list[str] = field(default_factory=list)
     """Run ids that somebody else sent meanwhile."""
-    held: int = 0
-    """Runs for which the target has no room now: they stay planned."""
+    held: list[str] = field(default_factory=list)
+    """Run ids for which the target has no room now: they stay planned."""
     refused: list[Receipt] = field(default_factory=list)
     """What the target did not take, each with its words."""
     in_doubt: int = 0
@@ -110,7 +111,7 @@ def send(
 ) -> Submitted:
     """Send runs, each with its resource shape, and whatever an interrupted call left behind."""
     from db.engine import open_store
-    from db.submissions import record_intents
+    from db.submissions import record_intents, taken
 
     runs = workspace.runs
     carrier = tracker.executor(target, runs)
@@ -124,8 +125,10 @@ def send(
     with open_store(workspace.database) as store, _at_work(runs) as alone:
         tracker.refresh(store, runs)
         earlier = _resume(store, runs) if alone else []
-        room = carrier.room() if wanted else None
-        fitting = wanted if room is None else wanted[:room]
+        others = taken(store, (spec.run_id for spec, _ in wanted), newest_known)
+        free = [(spec, shape) for spec, shape in wanted if spec.run_id not in others]
+        room = carrier.room() if free else None
+        fitting = free if room is None else free[:room]
         intents: list[Intent] = []
         receipts: list[Receipt] = []
         if fitting:
@@ -147,13 +150,16 @@ def send(
     carrier.wake()
     said = {receipt.token: receipt for receipt in receipts}
     done = [Sent(i.run_id, i.attempt, i.token) for i in intents if said[i.token].state is State.PENDING]
-    touched = {intent.run_id for intent in intents} | {sent.run_id for sent, _ in earlier}
     every = [*receipts, *(receipt for _, receipt in earlier)]
+    run_ids = {i.token: i.run_id for i in intents} | {sent.token: sent.run_id for sent, _ in earlier}
+    held = [spec.run_id for spec, _ in free[len(fitting) :]]
+    held += [run_ids[receipt.token] for receipt in every if receipt.state is State.PLANNED]
+    touched = {*run_ids.values(), *held}
     return Submitted(
         sent=done,
         resumed=[sent for sent, receipt in earlier if receipt.state is State.PENDING],
-        skipped=[spec.run_id for spec, _ in fitting if spec.run_id not in touched],
-        held=len(wanted) - len(fitting),
+        skipped=[spec.run_id for spec, _ in wanted if spec.run_id not in touched],
+        held=held,
         refused=[receipt for receipt in every if receipt.state is State.FAILED],
         in_doubt=sum(receipt.state is State.SUBMITTING for receipt in every),
     )
@@ -252,7 +258,7 @@ def _hand_over(
     store: Store, runs: Path, target: str, attempts: Sequence[_Recorded], *, patient: bool = True
 ) -> list[Receipt]:
     """Write each run's files, then give the attempts to the executor, then say so in the store."""
-    from db.submissions import Mark, mark_all
+    from db.submissions import Mark, mark_all, withdraw
 
     if not attempts:
         return []
@@ -283,6 +289,8 @@ def _hand_over(
     marks = []
     for receipt in receipts:
         attempt = places[receipt.token].attempt
+        if receipt.state is State.PLANNED:
+            continue
         if receipt.state is State.FAILED:
             Exit(receipt.state, receipt.reason, receipt.message).write(attempt)
         run_id = places[receipt.token].spec.run_id
@@ -290,6 +298,12 @@ def _hand_over(
             Mark(run_id, attempt.number, receipt.state, receipt.job_id, reason=receipt.reason, message=receipt.message)
         )
     mark_all(store, marks)
+    no_room = [receipt.token for receipt in receipts if receipt.state is State.PLANNED]
+    if no_room:
+        # The store first: of files alone the next command would make the same attempt again, and send it.
+        withdraw(store, no_room)
+        for token in no_room:
+            shutil.rmtree(places[token].attempt.path, ignore_errors=True)
     return receipts
 
 

@@ -23,6 +23,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("planning", "Show what would run, what is done, what is excluded and why."),
     "submit": ("running", "Carry out the plan; safe to interrupt, safe to repeat."),
     "status": ("running", "Show the state of every run and why."),
+    "watch": ("watching", "Show all runs live, until you leave."),
     "logs": ("running", "Show what a run printed."),
     "cancel": ("running", "Stop runs."),
     "retry": ("running", "Send failed runs again."),

@@ -11,6 +11,8 @@ from orchestrator.executors.endings import Exit
 from workloads.rundir import AttemptDir, jobs_folder, read_events, read_json
 
 POLL_S = 0.3
+_LINE_BYTES = 200
+"""A line of a log, roughly: so much of a file is read for its last lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,19 @@ def show(attempt: AttemptDir, wanted: Wanted, *, follow: bool) -> bool:
         if ended and not (follow and shown):
             return bool(tail.offsets)
         time.sleep(POLL_S)
+
+
+def last_lines(attempt: AttemptDir, count: int) -> list[str]:
+    """The last lines that rank 0 of an attempt printed, standard error after standard output."""
+    lines: list[str] = []
+    for path in _files(attempt, Wanted(rank=0, stdout=True, stderr=True)):
+        try:
+            with open(path, "rb") as stream:
+                stream.seek(max(0, stream.seek(0, 2) - count * _LINE_BYTES))
+                lines += stream.read().decode("utf-8", "replace").splitlines()
+        except OSError:
+            continue
+    return lines[-count:]
 
 
 def _files(attempt: AttemptDir, wanted: Wanted) -> list[Path]:

@@ -86,7 +86,12 @@ def facts(value: Any) -> None:
 
 def talk(text: str) -> None:
     """Say something to the person at the terminal, on standard error."""
-    print(_visible(text, keep="\n\t"), file=sys.stderr, flush=True)
+    print(visible(text, keep="\n\t"), file=sys.stderr, flush=True)
+
+
+def line(text: str) -> None:
+    """Print a line of data, at once."""
+    print(visible(text), flush=True)
 
 
 def heading(name: str) -> str:
@@ -131,7 +136,7 @@ def _number(name: str, value: float) -> str:
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
-def _visible(text: str, keep: str = "") -> str:
+def visible(text: str, keep: str = "") -> str:
     """Control characters as escapes: a newline breaks no table, an ESC commands no terminal."""
     return _CONTROL.sub(lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), text)
 
@@ -153,10 +158,10 @@ def _table(found: Sequence[Mapping[str, Any]], columns: Sequence[Column], title:
     table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
     for c in columns:
         table.add_column(
-            Text(_visible(_heading(found, c))), justify="right" if _is_numeric(found, c) else "left", overflow="fold"
+            Text(visible(_heading(found, c))), justify="right" if _is_numeric(found, c) else "left", overflow="fold"
         )
     for row in found:
-        table.add_row(*(Text(_visible(c.cell(row))) for c in columns))
+        table.add_row(*(Text(visible(c.cell(row))) for c in columns))
     console.print(table)
 
 
@@ -196,7 +201,7 @@ _MARKDOWN_SPECIAL = re.compile(r"[\\`*<>&\[\]|~$]|(?<!\w)_|_(?!\w)|^[#+=-]")
 
 
 def _markdown_text(text: str) -> str:
-    return _MARKDOWN_SPECIAL.sub(lambda m: "\\" + m[0], _visible(text))
+    return _MARKDOWN_SPECIAL.sub(lambda m: "\\" + m[0], visible(text))
 
 
 _LATEX_SPECIAL = {
@@ -215,7 +220,7 @@ _LATEX_SPECIAL = {
 
 
 def _latex_text(text: str) -> str:
-    return "".join(_LATEX_SPECIAL.get(c, c) for c in _visible(text))
+    return "".join(_LATEX_SPECIAL.get(c, c) for c in visible(text))
 
 
 def _heading(found: Sequence[Mapping[str, Any]], column: Column) -> str:

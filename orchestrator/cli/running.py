@@ -27,6 +27,7 @@ from orchestrator.cli.workspace import (
 from orchestrator.errors import InputError, OperationError, PartlyDoneError
 
 if TYPE_CHECKING:
+    from orchestrator.cli.waiting import Shepherd
     from orchestrator.submitter import Submitted
     from orchestrator.tracker import RunStatus
 
@@ -39,6 +40,9 @@ RunArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[RUN]...", help="Start of a run id, or a label.", show_default=False)
 ]
 WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Show progress until all runs have ended.")]
+WatchOption = Annotated[
+    bool, typer.Option("--watch", help="As --wait, full-screen; also sends what does not fit now, as room appears.")
+]
 
 
 @app.command()
@@ -49,6 +53,7 @@ def submit(
     sets: SetOption = None,
     stale: Annotated[bool, typer.Option("--stale", help="Also run again what is done but out of date.")] = False,
     wait: WaitOption = False,
+    watch: WatchOption = False,
     json: output.JsonOption = False,
     runs: RunsOption = DEFAULT_RUNS,
     database: DatabaseOption = DEFAULT_DATABASE,
@@ -57,7 +62,8 @@ def submit(
     """Carry out the plan; safe to interrupt, safe to repeat.
 
     Sends what has no result and is not under way, planning first where something changed. Runs go on when this command
-    ends. With --wait the exit code is 0 when all runs succeeded, 3 when some did, 1 when none did.
+    ends. With --watch it stays, and sends the rest when the site takes no more at once. With --wait and --watch the
+    exit code is 0 when all runs succeeded, 3 when some did, 1 when none did.
 
     Example: orchestrate submit --local --wait
     """
@@ -79,15 +85,22 @@ def submit(
         rest = [f"{count} {action.value}{' before' * (action is again)}" for action, count in counts.items()]
         rest += [f"{len(plan.excluded)} excluded"] if plan.excluded else []
         typer.echo(_sent(done, plan.target) + (f" ({', '.join(rest)})" if rest else ""))
-        if done.sent and not wait:
+        if done.sent and not (wait or watch):
             output.talk("they go on by themselves; orchestrate status shows them")
     if not plan.runs:
         reasons = list(dict.fromkeys(f"{excluded.rule}: {excluded.why}" for excluded in plan.excluded))
         output.talk(f"note: every cell is excluded: {'; '.join(reasons[:_NAMED])}; orchestrate plan shows all")
+    run_ids = [*(s.run_id for s in (*done.sent, *done.resumed)), *done.skipped, *under_way]
+    if watch:
+        from orchestrator.cli.waiting import Shepherd
+
+        shepherd = Shepherd(workspace, plan, done, stale=stale, newest_known=newest)
+        run_ids += done.held
     try:
-        _then_wait(workspace, [*(s.run_id for s in (*done.sent, *done.resumed)), *done.skipped, *under_way], wait=wait)
+        if watch or wait:
+            _wait(workspace, run_ids, "submit --watch" if watch else "submit --wait", shepherd if watch else None)
     finally:
-        _complain(done)
+        _complain(shepherd.done if watch else done)
 
 
 @app.command()
@@ -213,7 +226,8 @@ def retry(
     done = _send_again(workspace, chosen)
     typer.echo(_sent(done, ""))
     try:
-        _then_wait(workspace, [s.run_id for s in done.sent], wait=wait)
+        if wait:
+            _wait(workspace, [s.run_id for s in done.sent], "retry --wait")
     finally:
         _complain(done)
 
@@ -323,7 +337,7 @@ def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
         sent=[s for d in done for s in d.sent],
         resumed=[s for d in done for s in d.resumed],
         skipped=[s for d in done for s in d.skipped],
-        held=sum(d.held for d in done),
+        held=[run_id for d in done for run_id in d.held],
         refused=[r for d in done for r in d.refused],
         in_doubt=sum(d.in_doubt for d in done),
     )
@@ -336,7 +350,7 @@ def _sent(done: Submitted, target: str) -> str:
     if done.skipped:
         text += f", {len(done.skipped)} already sent by another command"
     if done.held:
-        text += f", {done.held} stay planned until there is room: orchestrate submit again sends them"
+        text += f", {len(done.held)} stay planned until there is room: orchestrate submit again sends them"
     return text
 
 
@@ -361,13 +375,10 @@ def _complain(done: Submitted) -> None:
         )
 
 
-def _then_wait(workspace: Workspace, run_ids: Sequence[str], *, wait: bool) -> None:
-    if not wait:
-        return
+def _wait(workspace: Workspace, run_ids: Sequence[str], command: str, shepherd: Shepherd | None = None) -> None:
     from orchestrator.cli import waiting
 
-    ended = waiting.wait(workspace, run_ids)
-    refreshed(workspace)
+    ended = waiting.wait(workspace, run_ids, command, shepherd)
     bad = sum(count for state, count in ended.items() if state.ended_badly)
     if bad:
         raise typer.Exit(1 if bad == ended.total() else 3)

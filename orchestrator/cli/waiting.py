@@ -1,128 +1,225 @@
-"""``--wait``: shows runs until they end. Looks at files only; whether it lives or dies changes nothing for the runs."""
+"""``--wait``, ``--watch`` and ``watch``: look at runs again and again, and show them until they end or one leaves.
+
+Whether this lives or dies changes nothing for the runs. Each look is that of ``status``: it takes in what ended, and
+goes on with what was interrupted. A look that fails changes nothing, and is tried again.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
 import typer
 
-from orchestrator import tracker
 from orchestrator.cli import output
+from orchestrator.cli.refreshing import refreshed
+from orchestrator.errors import OrchestrateError
+from orchestrator.overview import Overview, progress_in_words, share_done
 from workloads.contract import State
-from workloads.rundir import AttemptDir
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from rich.progress import Progress, TaskID
 
     from orchestrator.cli.workspace import Workspace
+    from orchestrator.plan import Plan
+    from orchestrator.submitter import Submitted
+    from orchestrator.tracker import RunStatus
 
-POLL_S = 0.5
+LOOK_S = 0.5
+LOOKING_SHARE = 0.2
+"""At most this share of the time is spent on looking: thousands of runs shall not keep a login node busy."""
 LINE_EVERY_S = 10.0
-"""Without a terminal: at least this long between two lines, unless a run ended."""
+"""Without a terminal: at least this long between two lines of the whole, unless something changed."""
 LABEL_LENGTH = 48
+SEND_SHARE = 0.25
+"""What did not fit is sent when this share of the site's limit is free, so that arrays are few and large."""
 INTERRUPTED = 130
 
 
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """One attempt that is waited for."""
+class View(Protocol):
+    """Shows what was seen."""
 
-    attempt: AttemptDir
-    token: str
-    label: str
-    target: str
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+    def show(self, seen: Overview) -> None:
+        """Something new was seen."""
+
+    def pause(self, seconds: float) -> bool:
+        """Wait until the next look; whether to go on."""
 
 
-def wait(workspace: Workspace, run_ids: Sequence[str]) -> Counter[State]:
-    """Wait until these runs have ended; how many ended how.
+class Shepherd:
+    """Sends what did not fit, as room appears: the same submit as before, as often as the site likes to be asked."""
+
+    def __init__(
+        self, workspace: Workspace, plan: Plan, done: Submitted, *, stale: bool, newest_known: dict[str, int]
+    ) -> None:
+        """``done``: what was sent before."""
+        self._workspace = workspace
+        self._plan = plan
+        self._stale = stale
+        self._newest_known = newest_known
+        self._tried_at = time.monotonic()
+        self.done = done
+        """What was sent and what not, all in all."""
+
+    def tend(self, runs: Sequence[RunStatus]) -> list[str]:
+        """Send what fits now; what there is to say of it."""
+        site = self._plan.site
+        if not self.done.held or site is None or time.monotonic() - self._tried_at < site.poll_seconds:
+            return []
+        here = Counter(run.state for run in runs if run.target == site.name and run.state.live)
+        if here[State.PENDING] and site.max_submit and here.total() > (1 - SEND_SHARE) * site.max_submit:
+            return []
+        from orchestrator import submitter
+
+        self._tried_at = time.monotonic()
+        more = submitter.submit(self._workspace, self._plan, stale=self._stale, newest_known=self._newest_known)
+        self.done = replace(
+            more,
+            sent=[*self.done.sent, *more.sent],
+            resumed=[*self.done.resumed, *more.resumed],
+            skipped=self.done.skipped,
+            refused=[*self.done.refused, *more.refused],
+        )
+        count = len(more.sent) + len(more.resumed)
+        return [f"{count} more runs sent, {len(more.held)} wait for room"] if count else []
+
+
+class _Notes(logging.Handler):
+    """Takes what modules log, so that no view is written across."""
+
+    def __init__(self, notes: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._notes = notes
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._notes.append(record.getMessage())
+
+
+class Looker:
+    """Looks at runs; a look that fails is shown as such, with what the last good one saw."""
+
+    def __init__(
+        self, workspace: Workspace, *, only: Collection[str] | None = None, shepherd: Shepherd | None = None
+    ) -> None:
+        self._workspace = workspace
+        self._only = None if only is None else frozenset(only)
+        self._shepherd = shepherd
+        self._last = Overview(looked_at=0.0)
+
+    def look(self) -> Overview:
+        """What there is now."""
+        notes: list[str] = []
+        handler = _Notes(notes)
+        logging.getLogger().addHandler(handler)
+        try:
+            runs = refreshed(self._workspace, notes.append)
+            if self._shepherd is not None and (said := self._shepherd.tend(runs)):
+                notes += said
+                runs = refreshed(self._workspace, notes.append)
+            unsent = frozenset(self._shepherd.done.held if self._shepherd else ())
+            wanted = self._only if self._only is not None else {run.run_id for run in runs}
+            runs = [run for run in runs if run.run_id in wanted - unsent]
+            self._last = Overview(runs, num_unsent=len(unsent), notes=tuple(dict.fromkeys(notes)))
+        except (OrchestrateError, OSError) as error:
+            self._last = replace(self._last, notes=tuple(notes), problem=str(error) or type(error).__name__)
+        finally:
+            logging.getLogger().removeHandler(handler)
+        return self._last
+
+
+def attend(look: Callable[[], Overview], view: View, *, until_over: bool = True) -> tuple[Overview, bool]:
+    """Look and show until the runs are over or the person leaves.
+
+    Args:
+        look: one look.
+        view: shows it.
+        until_over: whether to end when nothing goes on; else only when the person leaves.
+
+    Returns:
+        What was seen last, and whether the person left before the end.
 
     Raises:
-        typer.Exit: Ctrl-C, after saying that the runs go on.
+        KeyboardInterrupt: Ctrl-C.
     """
-    from db.engine import open_store
-    from db.submissions import live
+    with view:
+        while True:
+            started = time.monotonic()
+            seen = look()
+            spent_s = time.monotonic() - started
+            view.show(seen)
+            if until_over and seen.over and not seen.problem:
+                return seen, False
+            if not view.pause(max(LOOK_S, spent_s / LOOKING_SHARE)):
+                return seen, True
 
-    with open_store(workspace.database) as store:
-        watched = [
-            _Watched(
-                tracker.attempt_dir(workspace.runs, record), record.token or "", _short(record.label), record.target
-            )
-            for record in live(store)
-            if record.run_id in set(run_ids)
-        ]
-        # What ended before we looked.
-        ended = Counter(
-            status.state
-            for status in tracker.statuses(store, workspace.runs)
-            if status.run_id in set(run_ids) and not status.state.live
-        )
-    view = _Bars(len(watched)) if sys.stderr.isatty() else _Lines(len(watched))
+
+def wait(
+    workspace: Workspace, run_ids: Sequence[str], command: str, shepherd: Shepherd | None = None
+) -> Counter[State]:
+    """Wait until these runs have ended; how many ended how.
+
+    Args:
+        workspace: the files of this invocation.
+        run_ids: the runs.
+        command: what waits, for the message of an interruption.
+        shepherd: sends those that were not sent yet; then the view is the full-screen one, where there is a terminal.
+
+    Raises:
+        typer.Exit: the person left, after saying that the runs go on.
+    """
+    looker = Looker(workspace, only=run_ids, shepherd=shepherd)
+    left = False
     try:
-        with view:
-            return ended + _watch(workspace, watched, view)
+        seen, left = attend(looker.look, _view(workspace, full_screen=shepherd is not None))
     except KeyboardInterrupt:
+        left = True
+    if left:
+        unsent = len(shepherd.done.held) if shepherd else 0
+        stay = f"; {unsent} stay planned until the same command is there again" if unsent else ""
         output.talk(
-            "interrupted: the runs go on; orchestrate status shows them, orchestrate cancel --all stops them, "
-            "orchestrate submit --wait shows this again"
+            f"interrupted: the runs go on{stay}; orchestrate status shows them, orchestrate cancel --all stops them, "
+            f"orchestrate {command} shows this again"
         )
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED)
+    return seen.counts
 
 
-def _watch(workspace: Workspace, watched: Sequence[_Watched], view: _Lines | _Bars) -> Counter[State]:
-    states: dict[str, State] = {one.token: State.PENDING for one in watched}
-    left = list(watched)
-    while left:
-        for target in {one.target for one in left}:
-            carrier = tracker.executor(target, workspace.runs)
-            assert carrier is not None, "it was sent through it"
-            # The queue may have been killed; what waits shall not wait for the next command.
-            carrier.wake()
-            asked = [one for one in left if one.target == target]
-            found = carrier.look([(one.attempt, one.token, states[one.token]) for one in asked])
-            for one, verdict in zip(asked, found, strict=True):
-                states[one.token] = verdict.state
-                if not verdict.state.live:
-                    view.ended(one.label, verdict.state, verdict.message or verdict.reason)
-        left = [one for one in left if states[one.token].live]
-        running = [
-            (one.token, one.label, tracker.progress(one.attempt)) for one in left if states[one.token] is State.RUNNING
-        ]
-        view.show(running, waiting=len(left) - len(running), done=len(watched) - len(left))
-        if left:
-            time.sleep(POLL_S)
-    return Counter(states.values())
+def _view(workspace: Workspace, *, full_screen: bool) -> View:
+    if full_screen and sys.stdout.isatty():
+        from orchestrator.cli.watching import Screen
+
+        return Screen(workspace)
+    return Bars() if sys.stderr.isatty() else Lines(output.talk)
 
 
-def _short(label: str) -> str:
+def short(label: str) -> str:
     """One line, whatever people put into names."""
     text = " ".join(label.split())
     return text if len(text) <= LABEL_LENGTH else f"{text[: LABEL_LENGTH - 1]}…"
 
 
-def _describe(progress: tracker.Progress) -> str:
-    parts = []
-    if progress.epochs:
-        parts.append(f"epoch {progress.epoch}/{progress.epochs}")
-    elif progress.steps:
-        parts.append(f"step {progress.step}/{progress.steps}")
-    elif progress.phase:
-        parts.append(progress.phase)
-    if progress.samples_per_s:
-        parts.append(f"{progress.samples_per_s:,.0f} samples/s")
-    return ", ".join(parts) or "starting"
+class Lines:
+    """For logs and pipes: a line for each change, and now and then one for the whole."""
 
-
-class _Lines:
-    """For logs and pipes: a line when a run ends, and now and then what runs."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._said_at = 0.0
+    def __init__(self, say: Callable[[str], None], *, from_start: bool = True) -> None:
+        """``from_start``: what a run has come to before the first look is told too."""
+        self._say = say
+        self._said_at = float("-inf")
+        self._known: dict[str, tuple[int, State]] | None = {} if from_start else None
+        self._told: Collection[str] = ()
 
     def __enter__(self) -> None:
         pass
@@ -130,23 +227,51 @@ class _Lines:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def ended(self, label: str, state: State, why: str) -> None:
-        output.talk(f"{label}: {state.value}" + (f": {why}" if why else ""))
+    def show(self, seen: Overview) -> None:
+        told = [*seen.notes, f"states are as last seen: {seen.problem}"][: len(seen.notes) + bool(seen.problem)]
+        for text in told:
+            if text not in self._told:
+                self._say(text)
+        self._told = told
+        if self._known is not None:
+            for run in seen.runs:
+                before = self._known.get(run.run_id, (run.attempt, State.PENDING))
+                if (run.attempt, run.state) != before and not (run.state in _QUIET and before[1] in _QUIET):
+                    self._say(_change(run))
+        self._known = {run.run_id: (run.attempt, run.state) for run in seen.runs}
+        if time.monotonic() - self._said_at >= LINE_EVERY_S and not seen.over:
+            self._said_at = time.monotonic()
+            self._say(whole(seen))
 
-    def show(self, running: Sequence[tuple[str, str, tracker.Progress]], *, waiting: int, done: int) -> None:
-        if time.monotonic() - self._said_at < LINE_EVERY_S or done == self._total:
-            return
-        self._said_at = time.monotonic()
-        shown = "; ".join(f"{label} {_describe(progress)}" for _, label, progress in running)
-        output.talk(
-            f"{done}/{self._total} done, {len(running)} running, {waiting} waiting" + (f": {shown}" if shown else "")
-        )
+    def pause(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return True
 
 
-class _Bars:
+_QUIET = {State.PLANNED, State.SUBMITTING, State.PENDING}
+"""Between these nothing happens that is worth a line."""
+
+
+def _change(run: RunStatus) -> str:
+    why = run.message or run.reason
+    told = why and run.state is not State.SUCCEEDED
+    return f"{short(run.label)}: {run.state.value}" + (f": {why}" if told else "")
+
+
+def whole(seen: Overview) -> str:
+    """All runs in one line."""
+    running = [run for run in seen.runs if run.state is State.RUNNING]
+    waiting = seen.num_live - len(running)
+    text = f"{seen.num_ended}/{seen.total} done, {len(running)} running, {waiting} waiting"
+    text += f", {seen.num_unsent} not sent yet" if seen.num_unsent else ""
+    shown = "; ".join(f"{short(run.label)} {progress_in_words(run)}" for run in running)
+    return text + (f": {shown}" if shown else "")
+
+
+class Bars:
     """For a terminal: one bar for everything, one line a running run."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -159,8 +284,10 @@ class _Bars:
             TextColumn("{task.fields[detail]}", markup=False),
             console=self._console,
         )
-        self._all = self._bars.add_task("runs", total=total, detail="")
+        self._all = self._bars.add_task("runs", total=None, detail="")
         self._tasks: dict[str, TaskID] = {}
+        self._told: set[tuple[str, int]] = set()
+        self._notes: Collection[str] = ()
 
     def __enter__(self) -> None:
         self._bars.start()
@@ -168,19 +295,41 @@ class _Bars:
     def __exit__(self, *error: object) -> None:
         self._bars.stop()
 
-    def ended(self, label: str, state: State, why: str) -> None:
-        if state is not State.SUCCEEDED:
-            self._console.print(f"{label}: {state.value}: {why}", markup=False, soft_wrap=True)
+    def pause(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return True
 
-    def show(self, running: Sequence[tuple[str, str, tracker.Progress]], *, waiting: int, done: int) -> None:
-        self._bars.update(self._all, completed=done, detail=f"{len(running)} running, {waiting} waiting")
-        for token in self._tasks.keys() - {token for token, _, _ in running}:
-            self._bars.remove_task(self._tasks.pop(token))
-        for token, label, progress in running:
-            if token not in self._tasks:
-                self._tasks[token] = self._bars.add_task(label, total=None, detail="")
-            steps, epochs = (progress.step, progress.steps), (progress.epoch, progress.epochs)
-            completed, total = epochs if progress.epochs else steps
+    def show(self, seen: Overview) -> None:
+        for note in (*seen.notes, seen.problem):
+            if note and note not in self._notes:
+                self._print(note)
+        self._notes = (*seen.notes, seen.problem)
+        for run in seen.runs:
+            if run.state.ended_badly and (run.run_id, run.attempt) not in self._told:
+                self._told.add((run.run_id, run.attempt))
+                self._print(_change(run))
+        running = {run.run_id: run for run in seen.runs if run.state is State.RUNNING}
+        waiting = f"{seen.num_live - len(running)} waiting" + (
+            f", {seen.num_unsent} not sent yet" if seen.num_unsent else ""
+        )
+        self._bars.update(
+            self._all,
+            completed=seen.num_ended,
+            total=seen.total,
+            detail=f"{len(running)} running, {waiting}",
+        )
+        for run_id in self._tasks.keys() - running.keys():
+            self._bars.remove_task(self._tasks.pop(run_id))
+        for run_id, run in running.items():
+            if run_id not in self._tasks:
+                self._tasks[run_id] = self._bars.add_task(short(run.label), total=None, detail="")
+            share = share_done(run)
             self._bars.update(
-                self._tasks[token], completed=completed or 0, total=total or None, detail=_describe(progress)
+                self._tasks[run_id],
+                completed=round(100 * (share or 0)),
+                total=None if share is None else 100,
+                detail=progress_in_words(run),
             )
+
+    def _print(self, text: str) -> None:
+        self._console.print(output.visible(text), markup=False, soft_wrap=True)

@@ -31,7 +31,7 @@ class Receipt:
 
     token: str
     state: State
-    """``pending``; ``submitting`` while nobody can say; ``failed`` when it was refused."""
+    """``pending``; ``submitting`` while nobody can say; ``failed`` when it was refused; ``planned`` without room."""
     job_id: str | None = None
     reason: str = ""
     message: str = ""

@@ -18,6 +18,7 @@ import logging
 import re
 import shutil
 import time
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +42,9 @@ ADOPTION_GRACE_S = 20.0
 """An array that Slurm does not list for so long was not accepted: twice the time that its messages may take."""
 ADOPTION_POLL_S = 2.0
 CANCELS_PER_CALL = 200
+NO_ROOM = "no_room"
+"""Reason of what was refused only because this user's queue is full."""
+_SUBMIT_LIMIT = re.compile(r"Max\w*Submit\w*Limit|GrpSubmit\w*Limit")
 _LOG_TAIL_BYTES = 4096
 _MEMORY_LIMIT = re.compile(
     r"oom.kill|out.of.memory|exceeded (job |step )?memory limit|memory limit .*being killed", re.I
@@ -84,10 +88,12 @@ class SlurmCluster:
         """How many attempts the site takes now; None when it sets no limit, or does not tell."""
         if not self._site.max_submit:
             return None
-        queued = slurm_queries.num_queued()
-        if queued is None:
+        heard = slurm_queries.num_queued(self._folder)
+        if heard is None:
             return None
-        on_the_way = sum(len(record.tasks) for record in self._arrays.open(self._site.name) if record.job_id is None)
+        queued, heard_at = heard
+        arrays = self._arrays.open(self._site.name)
+        on_the_way = sum(len(a.tasks) for a in arrays if a.job_id is None or a.asked_at > heard_at)
         return max(0, self._site.max_submit - queued - on_the_way)
 
     def wake(self) -> None:
@@ -110,14 +116,33 @@ class SlurmCluster:
             receipts += self._settle(record, patient=patient)
         places = self._places()
         fresh = [d for d in deliveries if d.token not in places]
-        for chunk in self._chunks(fresh):
-            if receipts and receipts[-1].state is State.SUBMITTING:
-                # Slurm does not answer, so the next command goes on from here.
-                receipts += [Receipt(d.token, State.SUBMITTING, reason="interrupted") for d in chunk]
-                continue
-            receipts += self._send_array(chunk, patient=patient)
+        receipts += self._send_fresh(fresh, patient=patient)
         wanted = {d.token for d in deliveries}
         return [receipt for receipt in receipts if receipt.token in wanted]
+
+    def _send_fresh(self, fresh: Sequence[Delivery], *, patient: bool) -> list[Receipt]:
+        """Send chunk by chunk. Where the site did not tell how many jobs it takes, that is found out by halving."""
+        receipts: list[Receipt] = []
+        chunks = deque(self._chunks(fresh))
+        stopped_by: Receipt | None = None
+        while chunks:
+            chunk = chunks.popleft()
+            if stopped_by is not None:
+                receipts += [replace(stopped_by, token=d.token) for d in chunk]
+                continue
+            interrupted = [Receipt(d.token, State.SUBMITTING, reason="interrupted") for d in chunk]
+            said = self._send_array(chunk, patient=patient) or interrupted
+            if said[0].reason == NO_ROOM and len(chunk) > 1 and not self._site.max_submit:
+                half = len(chunk) // 2
+                chunks.extendleft((chunk[half:], chunk[:half]))
+                continue
+            receipts += said
+            if said[0].state is State.PLANNED:
+                stopped_by = said[0]
+            elif said[-1].state is State.SUBMITTING:
+                # Slurm does not answer, so the next command goes on from here.
+                stopped_by = interrupted[-1]
+        return receipts
 
     def look(self, attempts: Iterable[tuple[AttemptDir, str, State]], *, fresh: bool = False) -> list[Verdict]:
         """The state of each attempt. What ended without a result gets its ``exit.json`` here."""
@@ -219,6 +244,8 @@ class SlurmCluster:
             if error.fate is Fate.REFUSED:
                 self._arrays.discard(record)
                 said = error.answer.text or f"sbatch ended with exit code {error.answer.exit_code} and said nothing"
+                if _SUBMIT_LIMIT.search(said):
+                    return [Receipt(t.token, State.PLANNED, reason=NO_ROOM, message=said) for t in tasks]
                 return [Receipt(t.token, State.FAILED, reason="refused", message=said) for t in tasks]
             log.warning("sbatch did not say whether it took %s: %s", record.name, error.answer.text)
             return self._settle(record, patient=patient)

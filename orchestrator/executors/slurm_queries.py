@@ -1,6 +1,6 @@
 """Asking Slurm: one ``squeue`` and at most one ``sacct`` for any number of arrays, no more often than the site allows.
 
-``squeue`` is asked by the names of the arrays, so that an array whose number is not known yet is found too, and a
+Of what ``squeue`` lists an array is known by its name, so that one whose number is not known yet is found too, and a
 number that was used before is never taken for ours. It lists ended jobs for some minutes. ``sacct`` is asked for tasks
 that have ended or are not listed; where there is no accounting ``scontrol`` is. Answers are kept on disk: commands that
 follow within ``poll_seconds`` read them there. After failures the pause grows.
@@ -25,6 +25,7 @@ from workloads.rundir import read_json, write_json
 log = logging.getLogger(__name__)
 
 IDS_PER_CALL = 200
+QUEUED_AGE_S = 2.0
 LONGEST_PAUSE = 8
 """After failed polls the pause grows to this many times ``poll_seconds``."""
 NO_ACCOUNTING = re.compile(r"accounting storage is disabled|[Nn]o accounting|Slurm accounting", re.IGNORECASE)
@@ -72,6 +73,8 @@ class Newest:
     no_accounting: bool = False
     accounting_failed: bool = False
     """Accounting gave no answer, so what is not listed may have ended well."""
+    queued: int = 0
+    """How many jobs of this user waited or ran then, each task of an array counted."""
     arrays: dict[str, SeenArray] = field(default_factory=dict)
     """By the name of the array."""
     over_since: dict[str, float] = field(default_factory=dict)
@@ -111,7 +114,7 @@ def poll(folder: SiteFolder, site: Site, records: Sequence[ArrayRecord], *, fres
     newest.at = time.time()
     try:
         _check_cluster(newest)
-        newest.arrays = _squeue([record.name for record in records])
+        newest.arrays, newest.queued = _squeue([record.name for record in records])
         _ask_about_ended(newest, site, records)
         newest.heard_at, newest.failures, newest.problem = newest.at, 0, ""
     except _UnheardError as error:
@@ -126,7 +129,7 @@ def find(folder: SiteFolder, site: Site, record: ArrayRecord) -> list[str] | Non
     newest = Newest.read(folder)
     try:
         _check_cluster(newest)
-        found = _squeue([record.name]).get(record.name, SeenArray()).job_ids
+        found = _squeue([record.name])[0].get(record.name, SeenArray()).job_ids
         if not found and site.accounting != "squeue" and not newest.no_accounting:
             found = _sacct_by_name(newest, record)
     except _UnheardError as error:
@@ -136,10 +139,17 @@ def find(folder: SiteFolder, site: Site, record: ArrayRecord) -> list[str] | Non
     return found
 
 
-def num_queued() -> int | None:
-    """How many jobs of this user wait or run, each task of an array counted; None when that cannot be told."""
+def num_queued(folder: SiteFolder) -> tuple[int, float] | None:
+    """How many jobs of this user wait or run, each task of an array counted, and when that was so.
+
+    What :func:`poll` heard a moment ago will do. None when it cannot be told.
+    """
+    newest = Newest.read(folder)
+    if not newest.problem and 0 <= time.time() - newest.heard_at < QUEUED_AGE_S:
+        return newest.queued, newest.heard_at
+    asked_at = time.time()
     answer = slurm_commands.run("squeue", "--noheader", f"--user={os.getuid()}", "--array", "--format=%i")
-    return len(answer.stdout.split()) if answer.ok else None
+    return (len(answer.stdout.split()), asked_at) if answer.ok else None
 
 
 class _UnheardError(Exception):
@@ -165,31 +175,32 @@ def _check_cluster(newest: Newest) -> None:
         raise _UnheardError(f"this machine talks to cluster {here}, the runs are on {newest.cluster}")
 
 
-def _squeue(names: Sequence[str]) -> dict[str, SeenArray]:
-    answer = _ask(
-        "squeue",
-        "--noheader",
-        f"--user={os.getuid()}",
-        "--states=all",
-        f"--name={','.join(names)}",
-        f"--format={_SQUEUE_FIELDS}",
-    )
+def _squeue(names: Sequence[str]) -> tuple[dict[str, SeenArray], int]:
+    """What the queue has of these arrays, and how many jobs of this user wait or run.
+
+    All jobs of the user are asked for: ``squeue`` itself would pick those of a name, the controller's work is the same.
+    """
+    answer = _ask("squeue", "--noheader", f"--user={os.getuid()}", "--states=all", f"--format={_SQUEUE_FIELDS}")
     arrays: dict[str, SeenArray] = {}
-    wanted = set(names)
+    wanted, queued = set(names), 0
     for line in answer.stdout.splitlines():
         words = line.split("|", 6)
-        if len(words) != 7 or words[2] not in wanted or not words[0].isdigit():
+        if len(words) != 7 or not words[0].strip().isdigit():
             continue
-        job_id, indices, name, state, elapsed, node, reason = (word.strip() for word in words)
+        job_id, tasks, name, state, elapsed, node, reason = (word.strip() for word in words)
+        indices = indices_in(tasks)
+        queued += 0 if phase_of(state) is Phase.ENDED else len(indices) or 1
+        if name not in wanted:
+            continue
         array = arrays.setdefault(name, SeenArray())
         if job_id not in array.job_ids:
             array.job_ids.append(job_id)
         seen = Seen(state, reason, seconds(elapsed), "" if "(" in node else node)
-        for index in indices_in(indices):
+        for index in indices:
             _prefer(array.tasks, index, seen)
     for array in arrays.values():
         array.job_ids.sort(key=int)
-    return arrays
+    return arrays, queued
 
 
 def _prefer(tasks: dict[int, Seen], index: int, seen: Seen) -> None:

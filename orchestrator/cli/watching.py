@@ -1,0 +1,179 @@
+"""The verb watch, and the full-screen view of a terminal.
+
+The main thread looks, which may take as long as Slurm takes to answer; another one reads keys and draws. Leaving ends
+nothing but the view: who looks at something slow is interrupted as by Ctrl-C, which every command survives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import threading
+import tty
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from orchestrator.cli import output
+from orchestrator.cli.waiting import INTERRUPTED, Lines, Looker, attend, whole
+from orchestrator.cli.workspace import (
+    DEFAULT_DATABASE,
+    DEFAULT_RUNS,
+    DatabaseOption,
+    RunsOption,
+    Workspace,
+)
+from orchestrator.overview import Overview
+
+if TYPE_CHECKING:
+    from orchestrator.cli.screen import Looks
+
+app = typer.Typer()
+
+DRAW_S = 0.5
+"""The screen is drawn at least so often: a resized terminal and a growing log are followed."""
+PATIENCE_S = 1.5
+"""After q, so long for a look to end by itself."""
+_LOG_LINES = 200
+
+
+@app.command()
+def watch(runs: RunsOption = DEFAULT_RUNS, database: DatabaseOption = DEFAULT_DATABASE) -> None:
+    """Show all runs live, until you leave.
+
+    States, progress, what is waited for, what went wrong and the log of a run, on a cluster and on this machine. q
+    leaves, and nothing stops; come back at any time. Where output is no terminal, each change is a line, until nothing
+    goes on any more.
+
+    Example: orchestrate watch
+    """
+    workspace = Workspace.at(runs=runs, database=database)
+    looker = Looker(workspace)
+    try:
+        if sys.stdout.isatty():
+            attend(looker.look, Screen(workspace), until_over=False)
+            output.talk("nothing was stopped; orchestrate watch shows it again")
+        else:
+            seen, _ = attend(looker.look, Lines(output.line, from_start=False))
+            output.line(whole(seen) if seen.total else "no runs yet; next: orchestrate submit")
+    except KeyboardInterrupt:
+        output.talk("nothing was stopped; orchestrate watch shows it again")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+class Screen:
+    """A full-screen view; a context manager that leaves the terminal as it was."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        from orchestrator.cli.screen import Looks
+
+        self._workspace = workspace
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, screen=True, auto_refresh=False)
+        self._seen = Overview(looked_at=0.0)
+        self._looks: Looks = Looks()
+        self._left = threading.Event()
+        self._closed = threading.Event()
+        self._news, self._bell = os.pipe()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name="screen", daemon=True)
+        self._keyboard = sys.stdin.fileno() if sys.stdin.isatty() else None
+        self._terminal: Any = None
+        self._handler: Any = None
+
+    def __enter__(self) -> None:
+        if self._keyboard is not None:
+            self._terminal = termios.tcgetattr(self._keyboard)
+            tty.setcbreak(self._keyboard)
+        self._handler = signal.signal(signal.SIGTERM, _terminated)
+        self._live.start()
+        self._thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self._closed.set()
+            self._ring()
+            self._thread.join(PATIENCE_S)
+            self._live.stop()
+        finally:
+            signal.signal(signal.SIGTERM, self._handler)
+            if self._keyboard is not None:
+                # What was typed and not read is not for the shell.
+                termios.tcsetattr(self._keyboard, termios.TCSAFLUSH, self._terminal)
+
+    def show(self, seen: Overview) -> None:
+        self._seen = seen
+        self._ring()
+
+    def pause(self, seconds: float) -> bool:
+        self._left.wait(seconds)
+        if self._error is not None:
+            raise self._error
+        return not self._left.is_set()
+
+    def _ring(self) -> None:
+        os.write(self._bell, b"!")
+
+    def _serve(self) -> None:
+        """The other thread: keys and drawing."""
+        try:
+            while not self._closed.is_set():
+                self._draw()
+                self._listen()
+        except BaseException as error:  # told by the main thread
+            self._error = error
+            self._left.set()
+
+    def _draw(self) -> None:
+        from orchestrator.cli import following, screen
+        from workloads.rundir import RunDir
+
+        seen, looks = self._seen, self._looks
+        chosen = looks.chosen(seen) if looks.log else None
+        log: list[str] = []
+        if chosen is not None:
+            attempt = RunDir.of(self._workspace.runs, chosen.run_id).attempt(chosen.attempt)
+            log = following.last_lines(attempt, _LOG_LINES)
+        width, height = self._console.size
+        self._live.update(screen.draw(seen, looks, log, (width, height)), refresh=True)
+
+    def _listen(self) -> None:
+        """Wait for a key, for news, or for the time to draw again."""
+        from orchestrator.cli import screen
+
+        sources = [self._news] + ([] if self._keyboard is None else [self._keyboard])
+        ready, _, _ = select.select(sources, [], [], DRAW_S)
+        if self._news in ready:
+            os.read(self._news, 4096)
+        if self._keyboard not in ready:
+            return
+        assert self._keyboard is not None
+        typed = os.read(self._keyboard, 1024)
+        if not typed:  # the terminal is gone
+            self._keyboard = None
+            self._leave()
+        for key in screen.keys_in(typed.decode(errors="replace")):
+            if key == "q":
+                self._leave()
+                return
+            lines = screen.page(self._seen, self._looks, self._console.size.height)
+            self._looks = self._looks.press(key, self._seen, lines)
+
+    def _leave(self) -> None:
+        """Let the main thread go; interrupt it when it looks at something that takes long."""
+        self._left.set()
+        if not self._closed.wait(PATIENCE_S):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def _terminated(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
