@@ -44,7 +44,7 @@ def _parameters(model: Any) -> int:
 )
 def test_the_rate_of_every_step(changes: dict[str, Any], rates: dict[int, float]) -> None:
     """Over ten steps: schedules fall to zero over the whole run, warm-up comes first, no step has a rate of zero."""
-    from workloads.engines.recipe import learning_rate
+    from workloads.engines.settings import learning_rate
 
     assert {step: pytest.approx(learning_rate(_config(**changes), step, 10)) for step in rates} == rates
     assert all(learning_rate(_config(**changes), step, 10) > 0 for step in range(10))
@@ -169,7 +169,7 @@ def test_vit_tiny_refuses_sizes_that_do_not_divide(size: int, patch: int) -> Non
 
 
 def test_a_refused_size_reaches_people_as_a_sentence() -> None:
-    from workloads.engines.recipe import image_size
+    from workloads.engines.settings import image_size
 
     data = registry.datasets()["digits"].load(None, "digits", _config())
     with pytest.raises(InputError, match=r"image_size: vit_tiny cuts 30 px images"):

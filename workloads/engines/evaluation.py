@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from workloads.engines import figures
 from workloads.engines.communication import Communication
-from workloads.errors import JobError
+from workloads.engines.figures import Evaluation
 from workloads.loaders import Loader
 from workloads.strategies.protocol import Strategy
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """What a trained model does on the test set."""
-
-    loss: float
-    """Mean cross-entropy, without label smoothing."""
-    accuracy: float
-    """0 to 1."""
-    samples: int
-    per_class: list[dict[str, Any]]
-    """``class_name``, ``precision``, ``recall``, ``f1`` (None where nothing defines it) and ``support``."""
 
 
 class _Counts:
@@ -74,22 +60,5 @@ def evaluate(
         if logits is not None and batch.num_local:
             counts.take(logits, batch.y)
         beat()
-    loss, (right, answered, support) = counts.total(communication)
-    samples = round(sum(support))
-    if samples != loader.num_test:
-        raise JobError(
-            f"evaluation counted {samples} test samples of {loader.num_test}",
-            why="a strategy or loader answered for a sample twice or not at all",
-        )
-    per_class = [_figures(*row) for row in zip(class_names, right, answered, support, strict=True)]
-    return Evaluation(loss / samples, sum(right) / samples, samples, per_class)
-
-
-def _figures(class_name: str, right: float, answered: float, support: float) -> dict[str, Any]:
-    return {
-        "class_name": class_name,
-        "precision": right / answered if answered else None,
-        "recall": right / support if support else None,
-        "f1": 2 * right / (answered + support) if answered + support else None,
-        "support": round(support),
-    }
+    loss, rows = counts.total(communication)
+    return figures.evaluation(class_names, round(sum(rows[2])), loss, rows, loader.num_test)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads import registry
 from workloads.contract import TrainConfig
 from workloads.datasets.images import ImageData
+from workloads.engines import settings
 from workloads.errors import InputError
 
 
@@ -28,29 +26,10 @@ def set_precision(config: TrainConfig) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
 
 
-def seed_of(*parts: int) -> int:
-    """A seed that depends on every part, and is the same on every machine."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8]) >> 1
-
-
-def image_size(config: TrainConfig, data: ImageData) -> int:
-    """Pixels a side that the model is fed.
-
-    Raises:
-        InputError: the model cannot take that size.
-    """
-    try:
-        return _declaration(config).image_size(config.model, config.image_size or data.image_size)
-    except ValueError as error:
-        raise InputError(
-            str(error), where="experiment.toml: image_size", hint="set image_size to one that fits"
-        ) from error
-
-
 def build_model(config: TrainConfig, data: ImageData, size: int) -> nn.Module:
     """The model as every strategy starts from it: initialised from the seed, on the CPU."""
     torch.manual_seed(config.seed)
-    module: nn.Module = _declaration(config).build(config, data.channels, len(data.class_names), size)
+    module: nn.Module = settings.model(config).build(config, data.channels, len(data.class_names), size)
     module.to(dtype_of(config)).eval()  # so that going to training mode is a change, and freezes what must be frozen
     if config.channels_last:
         module.to(memory_format=torch.channels_last)
@@ -63,17 +42,10 @@ def layers(config: TrainConfig, module: nn.Module) -> list[nn.Module]:
     Raises:
         InputError: it cannot be cut.
     """
-    cut = _declaration(config).layers
+    cut = settings.model(config).layers
     if cut is None:
         raise InputError(f"{config.model} cannot be cut into layers", hint="choose a strategy that keeps models whole")
     return cut(module)
-
-
-def _declaration(config: TrainConfig) -> registry.ModelDeclaration:
-    declaration = registry.find(registry.models(), config.model)
-    if declaration is None:
-        raise InputError(f"no model is named {config.model!r} here", hint="is the package that brings it installed?")
-    return declaration
 
 
 def make_optimizer(config: TrainConfig) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
@@ -93,22 +65,6 @@ def make_optimizer(config: TrainConfig) -> Callable[[Iterable[nn.Parameter]], to
         return kind(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
 
     return make
-
-
-def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
-    """The rate of a step (0-based) of ``steps``.
-
-    Warm-up rises in equal stages and reaches ``lr`` at its last step; no step has a rate of zero. ``cosine`` and
-    ``linear`` fall from ``lr`` right after it and would reach zero one step after the last.
-    """
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    done = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)
-    if config.schedule == "cosine":
-        return config.lr * 0.5 * (1.0 + math.cos(math.pi * done))
-    if config.schedule == "linear":
-        return config.lr * (1.0 - done)
-    return config.lr
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

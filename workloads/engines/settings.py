@@ -1,0 +1,89 @@
+"""What a ``TrainConfig`` means in any framework: plug-ins, data, seeds, image size, learning rate."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+
+from workloads import registry
+from workloads.contract import TrainConfig
+from workloads.datasets.images import ImageData
+from workloads.errors import DatasetError, InputError
+from workloads.job import Job
+
+
+def strategy(config: TrainConfig) -> tuple[registry.StrategyDeclaration, registry.Options]:
+    """The declaration of the configured strategy, and all its options with the defaults filled in."""
+    declaration = registry.find(registry.strategies(), config.strategy)
+    if declaration is None:
+        raise InputError(f"no strategy is named {config.strategy!r} here")
+    return declaration, {o.name: o.default for o in declaration.options} | config.strategy_options
+
+
+def model(config: TrainConfig) -> registry.ModelDeclaration:
+    """The declaration of the configured model."""
+    declaration = registry.find(registry.models(), config.model)
+    if declaration is None:
+        raise InputError(f"no model is named {config.model!r} here", hint="is the package that brings it installed?")
+    return declaration
+
+
+def load_data(job: Job) -> ImageData:
+    """The data set, which must be the one that was planned.
+
+    Raises:
+        DatasetError: it is damaged, or another one.
+        InputError: there is none of that name.
+    """
+    config = job.spec.train
+    declaration = registry.find(registry.datasets(), config.dataset)
+    if declaration is None:
+        raise InputError(f"no data set is named {config.dataset!r} here")
+    root = Path(job.spec.data_root) if job.spec.data_root else None
+    data = declaration.load(root, config.dataset, config)
+    planned = job.spec.dataset_digest
+    if planned and data.digest and data.digest != planned:
+        raise DatasetError(
+            f"the content of data set {config.dataset!r} is not what was planned",
+            where=job.spec.data_root,
+            why=f"digest {data.digest}, planned {planned}",
+            hint="plan and submit again",
+        )
+    job.result.dataset_digest = data.digest
+    return data
+
+
+def seed_of(*parts: int) -> int:
+    """A seed that depends on every part, and is the same on every machine."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8]) >> 1
+
+
+def image_size(config: TrainConfig, data: ImageData) -> int:
+    """Pixels a side that the model is fed.
+
+    Raises:
+        InputError: the model cannot take that size.
+    """
+    try:
+        return model(config).image_size(config.model, config.image_size or data.image_size)
+    except ValueError as error:
+        raise InputError(
+            str(error), where="experiment.toml: image_size", hint="set image_size to one that fits"
+        ) from error
+
+
+def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
+    """The rate of a step (0-based) of ``steps``.
+
+    Warm-up rises in equal stages and reaches ``lr`` at its last step; no step has a rate of zero. ``cosine`` and
+    ``linear`` fall from ``lr`` right after it and would reach zero one step after the last.
+    """
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    done = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)
+    if config.schedule == "cosine":
+        return config.lr * 0.5 * (1.0 + math.cos(math.pi * done))
+    if config.schedule == "linear":
+        return config.lr * (1.0 - done)
+    return config.lr

@@ -1,0 +1,349 @@
+"""The training loop around the steps, the same for every framework: epochs, evaluation, checkpoints, what is measured.
+
+An engine prepares model, data and strategy in its framework and hands the loop a :class:`Backend`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from workloads import checkpoint, measure, provenance
+from workloads.contract import TrainConfig
+from workloads.engines import settings
+from workloads.engines.figures import Evaluation
+from workloads.job import Job, say
+
+STARVATION_STEPS = 20
+"""At most so many steps on a resident batch, compared with at least so many steady ones ..."""
+STARVATION_S = 5.0
+"""... that fit into this ..."""
+STARVATION_SHARE = 0.1
+"""... and into this share of the training time; three at least."""
+
+Answer = TypeVar("Answer")
+
+
+class StepRecorder(Protocol):
+    """Keeps times and losses of steps, as :class:`workloads.measure.Recorder` does."""
+
+    def start_epoch(self, step: int) -> None: ...
+
+    def record(self, loss: Any, samples: int) -> None: ...
+
+    def finish_epoch(self) -> None: ...
+
+
+class Backend(Protocol):
+    """What the loop asks of a framework on one rank. Calls are collective: all ranks make them in the same order."""
+
+    num_train: int
+    num_test: int
+    steps_per_epoch: int
+
+    @property
+    def batches(self) -> Callable[[int], Iterable[Any]]:
+        """(epoch, 0-based) -> its batches, each with the samples that all ranks have of it as ``num_global``."""
+
+    @property
+    def train_step(self) -> Callable[[Any], Any]:
+        """(batch) -> this rank's share of the summed loss, for the recorder; nobody waits for it."""
+
+    @property
+    def seed(self) -> Callable[[int], object]:
+        """Sets the seed of the random numbers that steps draw from now on, such as dropout's."""
+
+    @property
+    def settle(self) -> Callable[[], float]:
+        """Waits for all devices to finish everything; the host's clock then, in seconds."""
+
+    @property
+    def maximum(self) -> Callable[[Sequence[float]], list[float]]:
+        """Maximum over ranks of each value."""
+
+    @property
+    def state_dict(self) -> Callable[[], dict[str, Any]]:
+        """Whole model and optimiser; what rank 0 answers is kept."""
+
+    @property
+    def load_state_dict(self) -> Callable[[dict[str, Any]], None]:
+        """Takes over what rank 0's :attr:`state_dict` answered."""
+
+    @property
+    def save(self) -> Callable[[Path, str, dict[str, Any], dict[str, Any]], None]:
+        """As :func:`workloads.checkpoint.save`."""
+
+    @property
+    def load(self) -> Callable[[Path, str], tuple[dict[str, Any], dict[str, Any]] | None]:
+        """As :func:`workloads.checkpoint.load`."""
+
+    def gather(self, answer: Answer) -> list[Answer]:
+        """What each rank says, in order of rank, on all ranks."""
+        ...
+
+    def recorder(self, deliver: Callable[[measure.Steps], None]) -> StepRecorder:
+        """For one epoch's steps."""
+        ...
+
+    def set_rate(self, rate: float) -> None:
+        """The learning rate of the next step."""
+
+    def rate(self) -> float:
+        """The learning rate that the optimiser has."""
+        ...
+
+    def evaluate(self, between_batches: Callable[[], None]) -> Evaluation:
+        """The whole test set, each sample counted once."""
+        ...
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """(allocated now, peak) of this rank."""
+        ...
+
+
+class Training:
+    """The loop on one rank: epochs, evaluations, checkpoints, and what becomes of what was measured."""
+
+    def __init__(self, job: Job, backend: Backend) -> None:
+        self._job = job
+        self._config: TrainConfig = job.spec.train
+        self._backend = backend
+        self._steps = self._config.steps or self._config.epochs * backend.steps_per_epoch
+        self._epochs = -(-self._steps // backend.steps_per_epoch)
+        self._step = 0
+        self._epoch = 0
+        """Epochs done; the last may be cut short by ``steps``."""
+        self._epoch_times_s: list[float] = []
+        self._evaluate_s = 0.0
+        self._earlier_s = 0.0
+        """Total time of earlier attempts, up to the checkpoint that this one goes on from."""
+        self._tally = measure.Tally(0)
+
+    def run(self) -> None:
+        """From the checkpoint, or from the start, to the end."""
+        self._resume()
+        self._set_up()
+        while self._step < self._steps:
+            facts = self._train_epoch()
+            last = self._step >= self._steps
+            if last or (self._config.eval_every and self._epoch % self._config.eval_every == 0):
+                facts |= self._evaluate()
+            self._after_epoch(facts)
+            every = self._job.spec.execution.checkpoint_every
+            if every and (last or self._epoch % every == 0):
+                self._save()
+        if self._job.result.test_accuracy is None:
+            self._evaluate()  # an earlier attempt was ended between its last checkpoint and its result
+        self._summarise()
+        self._job.result.starvation_ratio = self._starvation()
+
+    def _set_up(self) -> None:
+        result, pulse = self._job.result, self._job.pulse
+        self._tally = measure.Tally(measure.warmup_steps(self._steps - self._step))
+        self._backend.set_rate(settings.learning_rate(self._config, self._step, self._steps))
+        if result.lr_applied is None:
+            result.lr_applied = self._backend.rate()
+        self._backend.settle()
+        result.startup_s = provenance.process_age_s()
+        pulse.epochs, pulse.steps, pulse.step, pulse.epoch = self._epochs, self._steps, self._step, self._epoch
+        self._job.events.write(
+            "setup",
+            num_parameters=result.num_parameters,
+            lr_applied=result.lr_applied,
+            steps=self._steps,
+            steps_per_epoch=self._backend.steps_per_epoch,
+            num_train_samples=self._backend.num_train,
+            num_test_samples=self._backend.num_test,
+            startup_s=result.startup_s,
+        )
+        self._job.orders.deferred = True
+
+    def _train_epoch(self) -> dict[str, Any]:
+        """One pass over the training images, or what ``steps`` leaves of it; what the epoch's event says of it."""
+        config, backend, pulse, tally = self._config, self._backend, self._job.pulse, self._tally
+        first_step = self._step
+        pulse.beat("train")
+        tally.start_epoch()
+        # Dropout after a resume must be what it would have been without the interruption.
+        backend.seed(settings.seed_of(config.seed, self._epoch, self._job.world.rank))
+        recorder = backend.recorder(self._take)
+        started_s = backend.settle()
+        recorder.start_epoch(self._step)
+        rate = 0.0
+        for batch in backend.batches(self._epoch):
+            rate = settings.learning_rate(config, self._step, self._steps)
+            backend.set_rate(rate)
+            loss = backend.train_step(batch)
+            recorder.record(loss, batch.num_global)
+            self._step += 1
+            pulse.step = self._step
+            pulse.samples += batch.num_global
+            pulse.beat()
+            self._job.orders.obey()
+            if self._step >= self._steps:
+                break
+        recorder.finish_epoch()
+        epoch_time_s = self._backend.settle() - started_s
+        self._epoch += 1
+        pulse.epoch = self._epoch
+        allocated, peak = self._backend.memory_bytes()
+        epoch_time_s, allocated_most, peak_most = self._backend.maximum([epoch_time_s, allocated, peak])
+        self._epoch_times_s.append(epoch_time_s)
+        result = self._job.result
+        result.allocated_memory_bytes = max(round(allocated_most), result.allocated_memory_bytes or 0)
+        result.peak_memory_bytes = max(round(peak_most), result.peak_memory_bytes or 0)
+        return {
+            "epoch": self._epoch,
+            "steps": self._step - first_step,
+            "train_loss": tally.epoch_loss_sum / tally.epoch_samples,
+            "epoch_time_s": epoch_time_s,
+            "samples_per_s": tally.epoch_samples / epoch_time_s,
+            "lr": rate,
+            "allocated_memory_bytes": allocated,
+            "peak_memory_bytes": peak,
+        }
+
+    def _take(self, steps: measure.Steps) -> None:
+        self._tally.take(steps)
+        self._job.events.write(
+            "steps",
+            epoch=self._epoch + 1,
+            first_step=steps.first_step,
+            step_time_s=steps.times_s,
+            loss=steps.losses,
+        )
+
+    def _evaluate(self) -> dict[str, Any]:
+        result, pulse = self._job.result, self._job.pulse
+        pulse.beat("evaluate")
+        started_s = self._backend.settle()
+        found = self._backend.evaluate(self._between_batches)
+        (evaluate_s,) = self._backend.maximum([self._backend.settle() - started_s])
+        self._evaluate_s += evaluate_s
+        result.test_accuracy, result.test_loss, result.num_test_samples = found.accuracy, found.loss, found.samples
+        result.per_class = found.per_class
+        result.evaluate_s = self._evaluate_s
+        return {"test_loss": found.loss, "test_accuracy": found.accuracy, "evaluate_s": evaluate_s}
+
+    def _between_batches(self) -> None:
+        self._job.pulse.beat()
+        self._job.orders.obey()
+
+    def _after_epoch(self, facts: dict[str, Any]) -> None:
+        result = self._job.result
+        result.train_loss = facts["train_loss"]
+        result.diverged = result.diverged or self._tally.diverged
+        result.epochs_done, result.steps_done = self._epoch, self._step
+        result.train_time_s = sum(self._epoch_times_s)
+        result.epoch_time_s = statistics.median(self._epoch_times_s[1:] or self._epoch_times_s)
+        result.total_time_s = self._earlier_s + provenance.process_age_s()
+        self._job.events.write("epoch", **facts)
+
+    def _summarise(self) -> None:
+        """What only all steps together say; the slowest rank counts."""
+        result, tally = self._job.result, self._tally
+        if tally.times_s:
+            median_s, steady_s, warmup_s = self._backend.maximum(
+                [tally.median_step_s, tally.steady_time_s, tally.warmup_time_s]
+            )
+            result.step_time_s = median_s
+            result.warmup_s = warmup_s
+            result.samples_per_s = tally.samples / steady_s
+        allocated, peak = self._backend.memory_bytes()
+        ranks = self._backend.gather({"allocated_memory_bytes": allocated, "peak_memory_bytes": peak})
+        result.memory_by_rank = [{"rank": rank, **memory} for rank, memory in enumerate(ranks)]
+        result.peak_memory_bytes = max(result.peak_memory_bytes or 0, *(m["peak_memory_bytes"] for m in ranks))
+        if result.allocated_memory_bytes is None:
+            result.allocated_memory_bytes = max(m["allocated_memory_bytes"] for m in ranks)
+        (result.total_time_s,) = self._backend.maximum([self._earlier_s + provenance.process_age_s()])
+
+    def _starvation(self) -> float | None:
+        """Time a sample with the real input over time a sample with one resident batch; None after too few steps.
+
+        Trains on, so parameters mean nothing afterwards: everything worth keeping has been measured and saved by now.
+        """
+        tally = self._tally
+        if len(tally.times_s) < STARVATION_STEPS:
+            return None
+        batch = next(iter(self._backend.batches(0)), None)
+        if batch is None:
+            return None
+        (step_s,) = self._backend.maximum([tally.steady_time_s / len(tally.times_s)])
+        budget_s = min(STARVATION_S, STARVATION_SHARE * sum(self._epoch_times_s))
+        steps = max(3, min(STARVATION_STEPS, int(budget_s / step_s)))
+        self._backend.train_step(batch)
+        started_s = self._backend.settle()
+        for _ in range(steps):
+            self._backend.train_step(batch)
+            self._job.pulse.beat()
+        resident_s, steady_s = self._backend.maximum([self._backend.settle() - started_s, tally.steady_time_s])
+        return float((steady_s / tally.samples) / (resident_s / (steps * batch.num_global)))
+
+    def _save(self) -> None:
+        state = self._backend.state_dict()
+        if self._job.world.rank != 0:
+            return
+        result = self._job.result
+        progress = {
+            "epoch": self._epoch,
+            "step": self._step,
+            "epoch_times_s": self._epoch_times_s,
+            "total_time_s": self._earlier_s + provenance.process_age_s(),
+            **{name: getattr(result, name) for name in _CARRIED},
+        }
+        try:
+            self._backend.save(self._job.run.checkpoint, self._job.spec.run_id, state, progress)
+        except OSError as error:
+            # The numbers can still be had; what is lost is only the way back to here.
+            say(f"no checkpoint after epoch {self._epoch}: {error}")
+        else:
+            self._job.events.write("checkpoint", epoch=self._epoch)
+
+    def _resume(self) -> None:
+        path = self._job.run.checkpoint
+        try:
+            found = self._backend.load(path, self._job.spec.run_id)
+        except checkpoint.DamagedCheckpointError as error:
+            self._start_over(path, error)
+            return
+        if found is None:
+            return
+        state, progress = found
+        self._backend.load_state_dict(state)
+        self._epoch, self._step = progress["epoch"], progress["step"]
+        self._epoch_times_s = progress["epoch_times_s"]
+        self._earlier_s = progress["total_time_s"]
+        result = self._job.result
+        for name in _CARRIED:
+            setattr(result, name, progress[name])
+        self._evaluate_s = result.evaluate_s or 0.0
+        result.resumed_from_epoch = self._epoch
+        self._job.events.write("resume", epoch=self._epoch)
+
+    def _start_over(self, path: Path, error: Exception) -> None:
+        # All ranks have read it before one moves it.
+        self._backend.gather(None)
+        if self._job.world.rank == 0:
+            aside = checkpoint.set_aside(path)
+            say(f"checkpoint cannot be used, starting over: {error}\n  kept as {aside}")
+        self._backend.gather(None)
+
+
+_CARRIED = (
+    "train_loss",
+    "diverged",
+    "epochs_done",
+    "steps_done",
+    "train_time_s",
+    "epoch_time_s",
+    "evaluate_s",
+    "step_time_s",
+    "samples_per_s",
+    "warmup_s",
+    "allocated_memory_bytes",
+    "peak_memory_bytes",
+    "lr_applied",
+)
+"""Fields of the result that an attempt takes over from the one it goes on from."""
