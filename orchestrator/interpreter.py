@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 _ASK = (
     "import importlib.metadata as m, json;"
-    "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions() if d.metadata['Name']}))"
+    # Of several on the path, the first is the one that is imported.
+    "found = [(d.metadata['Name'], d.version) for d in m.distributions() if d.metadata['Name']];"
+    "print(json.dumps(dict(reversed(found))))"
 )
 _TIMEOUT_S = 30
 
@@ -36,7 +38,12 @@ class Packages:
             return cls(python or sys.executable, installed_packages())
         try:
             answer = subprocess.run(
-                [python, "-I", "-c", _ASK], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+                # As a job sees it: without this shell's variables, with the user's own packages.
+                [python, "-E", "-P", "-c", _ASK],
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+                check=True,
             )
             return cls(python, {canonical_name(k): v for k, v in json.loads(answer.stdout).items()})
         except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -90,6 +90,8 @@ class Plan:
     scripts: list[Script] = field(default_factory=list)
     site: Site | None = None
     """What submit must know of the cluster; None for this machine."""
+    packages: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Interpreter of jobs -> the measured packages it has, with versions; none where it could not be asked."""
     created_at: str = ""
 
     def counts(self) -> Counter[Action]:
@@ -101,8 +103,8 @@ class Plan:
         wanted = {Action.NEW, Action.FAILED} | ({Action.STALE} if stale else set())
         return [run for run in self.runs if run.action in wanted]
 
-    def spec(self, run: PlannedRun) -> RunSpec:
-        """The content of a run's ``spec.json``."""
+    def spec(self, run: PlannedRun, snapshot: str = "") -> RunSpec:
+        """The content of a run's ``spec.json``, with the name of the code that is submitted."""
         return RunSpec(
             run_id=run.cell.run_id,
             label=run.cell.label,
@@ -114,6 +116,7 @@ class Plan:
             data_root=str(self.data_root or ""),
             dataset_digest=self.dataset_digests.get(run.cell.train.dataset, ""),
             code_digest=self.code_digest,
+            snapshot=snapshot,
         )
 
     def to_json(self) -> dict[str, Any]:

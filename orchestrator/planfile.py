@@ -48,6 +48,7 @@ def save(plan: Plan, path: Path) -> None:
         ],
         "excluded": [[e.fields, e.rule, e.why] for e in plan.excluded],
         "site": asdict(plan.site) if plan.site else None,
+        "packages": plan.packages,
         "scripts": [[s.name, tables.index(s.shape), s.text] for s in plan.scripts],
         "tables": tables.rows,
     }
@@ -116,6 +117,7 @@ def read(path: Path) -> Plan:
             code_digest=data["code_digest"],
             scripts=[Script(n, shapes[s], t) for n, s, t in data["scripts"]],
             site=Site.from_json(data["site"]) if data["site"] else None,
+            packages=data["packages"],
             created_at=data["created_at"],
         )
     except (KeyError, TypeError, ValueError) as error:

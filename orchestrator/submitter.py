@@ -20,10 +20,11 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import snapshot as snapshots
 from orchestrator import tracker
 from orchestrator.errors import InputError, OperationError
 from orchestrator.executors import leases
@@ -32,6 +33,7 @@ from orchestrator.executors.entries import QueueFolder, check_runs_folder, submi
 from orchestrator.executors.protocol import Delivery, Receipt
 from orchestrator.executors.slurm import check_here
 from orchestrator.executors.slurm_records import SiteFolder, shape_key
+from orchestrator.resources import LOCAL
 from workloads.contract import RunSpec, State
 from workloads.rundir import RunDir, read_json, write_bytes, write_json
 
@@ -72,7 +74,13 @@ class Submitted:
 
 
 def submit(
-    workspace: Workspace, plan: Plan, *, stale: bool = False, newest_known: Mapping[str, int] | None = None
+    workspace: Workspace,
+    plan: Plan,
+    *,
+    stale: bool = False,
+    newest_known: Mapping[str, int] | None = None,
+    sets: Sequence[str] = (),
+    snapshot: str = "",
 ) -> Submitted:
     """Carry out a plan: send every run that has no result and is not under way.
 
@@ -81,6 +89,8 @@ def submit(
         plan: made for this workspace.
         stale: also runs whose code, packages or data changed since.
         newest_known: run id to newest attempt from before the plan was made; a run that has a newer one is left out.
+        sets: what replaced keys of the experiment, kept with the code.
+        snapshot: an earlier submission's code; none freezes the code as it is now.
 
     Raises:
         InputError: a check of the plan forbids it, or the runs folder is unsafe.
@@ -98,7 +108,12 @@ def submit(
         prepare_runs_folder(workspace.runs)
         scripts = {shape_key(asdict(script.shape)): script.text for script in plan.scripts}
         SiteFolder(workspace.runs, plan.target).keep(plan.site, scripts)
-    wanted = [(plan.spec(run), asdict(run.shape)) for run in plan.to_send(stale=stale)]
+    runs = plan.to_send(stale=stale)
+    if runs and not snapshots.kept(workspace.runs, snapshot):
+        prepare_runs_folder(workspace.runs)
+        experiment = snapshots.Experiment.read(workspace.experiment, sets)
+        snapshot = snapshots.take(workspace.runs, plan.packages, experiment)
+    wanted = [(plan.spec(run, snapshot), asdict(run.shape)) for run in runs]
     return send(workspace, wanted, plan.target, newest_known=newest_known)
 
 
@@ -108,8 +123,16 @@ def send(
     target: str,
     *,
     newest_known: Mapping[str, int] | None = None,
+    anew: bool = False,
 ) -> Submitted:
-    """Send runs, each with its resource shape, and whatever an interrupted call left behind."""
+    """Send runs, each with its resource shape, and whatever an interrupted call left behind.
+
+    Each runs the code that its spec names, so that a run which goes on in a later attempt goes on with the same; where
+    that is gone, the code as it is now.
+
+    Args:
+        anew: the code as it is now for all of them.
+    """
     from db.engine import open_store
     from db.submissions import record_intents, taken
 
@@ -132,6 +155,7 @@ def send(
         intents: list[Intent] = []
         receipts: list[Receipt] = []
         if fitting:
+            fitting = _with_code(runs, fitting, target, anew=anew)
             specs = {spec.run_id: spec for spec, _ in fitting}
             outbox = _set_aside(runs, specs)
             intents = record_intents(store, runs, fitting, target, newest_known=newest_known)
@@ -231,6 +255,13 @@ def prepare_runs_folder(runs: Path) -> None:
             why="submitit and Slurm would put a job's number there",
             hint="name another folder with --runs",
         )
+    if os.pathsep in str(runs):
+        raise InputError(
+            f"the runs folder's path contains {os.pathsep}",
+            where=str(runs),
+            why="jobs find their code there through PYTHONPATH, in which it parts two folders",
+            hint="name another folder with --runs",
+        )
     # Nothing below it may become writable for everybody, whatever the umask.
     os.umask(os.umask(0) | 0o002)
     try:
@@ -242,6 +273,16 @@ def prepare_runs_folder(runs: Path) -> None:
             hint="name a folder you may write to with --runs",
         ) from error
     check_runs_folder(runs)
+
+
+def _with_code(
+    runs: Path, wanted: Sequence[tuple[RunSpec, Mapping[str, Any]]], target: str, *, anew: bool
+) -> list[tuple[RunSpec, Mapping[str, Any]]]:
+    """Give each run the name of the code that it runs."""
+    names = {spec.snapshot for spec, _ in wanted}
+    now = {name: name for name in names if not anew and snapshots.kept(runs, name)}
+    now |= {name: snapshots.take_again(runs, name, local=target == LOCAL) for name in names - now.keys()}
+    return [(replace(spec, snapshot=now[spec.snapshot]), shape) for spec, shape in wanted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +319,7 @@ def _hand_over(
                 "job_id": None,
                 "submitted_at": recorded.submitted_at,
                 "time_limit_s": spec.execution.time_limit_s,
+                "snapshot": spec.snapshot,
                 "shape": dict(recorded.shape),
             }
             write_json(attempt.submission, about)

@@ -22,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from pathlib import Path
 
-from workloads import provenance, registry, slurm_start
+from workloads import frozen, provenance, registry, slurm_start
 from workloads.contract import RANK_LOST, RunResult, State
 from workloads.errors import InputError, JobError, OrchestrateError
 from workloads.job import Events, Interrupted, Job, Orders, say
@@ -103,6 +103,8 @@ def _carry_out(
         spec = place.read_spec()
     except (OSError, ValueError) as error:
         raise JobError("the run's spec cannot be read", where=str(place.spec), why=str(error)) from error
+    about = frozen.check(_runs_folder(place), spec.snapshot, thorough=world.local_rank == 0)
+    result.provenance |= about
     check(
         world,
         spec.expect,
@@ -131,6 +133,14 @@ def _carry_out(
             )
         )
         pulse.phase = "done"
+    result.provenance |= about
+    if escaped := frozen.unfrozen(_runs_folder(place), spec.snapshot):
+        result.provenance["unfrozen"] = escaped
+        say(f"imported, and not part of what was frozen at submit: {', '.join(escaped)}")
+
+
+def _runs_folder(place: RunDir) -> Path:
+    return place.path.parent.parent
 
 
 def write_result(folder: AttemptDir, result: RunResult) -> bool:

@@ -11,6 +11,7 @@ name. ``orchestrator.snapshot`` writes all this. Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -72,13 +73,15 @@ def place(runs: Path, snapshot: str) -> Path:
 def path_first(runs: Path, snapshot: str, before: str) -> str:
     """A value of PYTHONPATH under which Python finds the copies before anything else.
 
+    Where they are gone it is as it was: the job finds that out, and says so.
+
     Args:
         before: what the variable is without them.
-
-    Raises:
-        OSError, ValueError: the snapshot is gone or damaged.
     """
-    folder = Manifest.read(runs, snapshot).code_folder(runs)
+    folder = None
+    if snapshot:
+        with contextlib.suppress(OSError, ValueError):
+            folder = Manifest.read(runs, snapshot).code_folder(runs)
     return os.pathsep.join(filter(None, (str(folder) if folder else "", before)))
 
 
@@ -173,7 +176,8 @@ def unfrozen(runs: Path, snapshot: str) -> list[str]:
     found = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name != "__main__" and isinstance(file, str) and os.path.isabs(file):  # noqa: PTH117 (a text, many times)
+        # Below the top there are modules that compilers write, such as torch's, into folders of their own.
+        if "." not in name and name != "__main__" and isinstance(file, str):
             origin = Path(os.path.realpath(file))
             if in_source_tree(origin) and not origin.is_relative_to(os.path.realpath(ours)):
                 found.append(name)
@@ -188,7 +192,6 @@ def in_source_tree(location: Path) -> bool:
     """Whether a module's place, links followed, is one that people edit: no installer put it there."""
     if _INSTALLED_PARTS & set(location.parts):
         return False
-    # Where Python is installed into /usr itself, only its own folder there is its library.
     return not any(location.is_relative_to(folder) for folder in _INTERPRETERS)
 
 
@@ -211,7 +214,7 @@ def _check_frozen(manifest: Manifest, folder: Path | None, *, thorough: bool) ->
                 why="these copies belong to jobs and are not meant for editing",
                 hint=_AGAIN,
             )
-        name = entry.removesuffix(".py")
+        name = Path(entry).stem
         if not entry.endswith(METADATA_SUFFIX) and copy not in (found := origins(name)):
             raise CodeChangedError(
                 f"{name} would be imported from {found[0] if found else 'nowhere'}, not from the submitted copy",

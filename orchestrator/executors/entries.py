@@ -26,7 +26,15 @@ from typing import Any, Self
 
 from orchestrator.executors.processes import Host
 from workloads.errors import InputError, OperationError
-from workloads.rundir import AttemptDir, RunDir, jobs_folder, queue_folder, read_json, write_bytes
+from workloads.rundir import (
+    AttemptDir,
+    RunDir,
+    jobs_folder,
+    queue_folder,
+    read_json,
+    snapshots_folder,
+    write_bytes,
+)
 
 DEFAULT_JOB = "workloads.entry:run"
 """``module:function``, called in each rank with the run's directory and the attempt's number."""
@@ -227,7 +235,7 @@ def check_runs_folder(runs: Path, attempt: AttemptDir | None = None) -> None:
             hint=f"chmod u+w {shlex.quote(str(runs))}, or name another folder with --runs",
         )
     queue = QueueFolder(runs)
-    folders = [jobs_folder(runs), queue.path, queue.pending, queue.running, queue.outbox]
+    folders = [jobs_folder(runs), snapshots_folder(runs), queue.path, queue.pending, queue.running, queue.outbox]
     if attempt is not None:
         folders += [path for path in (attempt.job_folder, *attempt.job_folder.parents) if runs in path.parents]
     for folder in folders:

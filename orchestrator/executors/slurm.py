@@ -33,6 +33,7 @@ from orchestrator.executors.slurm_queries import Newest, Seen, SeenArray
 from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, Task, shape_key
 from orchestrator.executors.slurm_states import TOLD_TO_END, Phase, Witnesses, rank_codes_in, verdict
 from orchestrator.quantities import format_memory
+from workloads import frozen
 from workloads.contract import State
 from workloads.rundir import AttemptDir, RunDir, jobs_folder, read_events, read_json, write_json
 
@@ -199,10 +200,10 @@ class SlurmCluster:
         return _index(self._arrays.open(self._site.name))
 
     def _chunks(self, deliveries: Sequence[Delivery]) -> Iterator[list[Delivery]]:
-        """Runs of one shape together, never more than an array may have; indices begin at 0 in each."""
-        by_shape: dict[str, list[Delivery]] = {}
+        """Runs of one shape and one code together, never more than an array may have; indices begin at 0 in each."""
+        by_shape: dict[tuple[str, str], list[Delivery]] = {}
         for delivery in deliveries:
-            by_shape.setdefault(shape_key(delivery.shape), []).append(delivery)
+            by_shape.setdefault((shape_key(delivery.shape), delivery.spec.snapshot), []).append(delivery)
         most = self._site.array_index_max + 1
         if self._site.max_submit:
             most = min(most, self._site.max_submit)
@@ -224,6 +225,7 @@ class SlurmCluster:
         jobs_folder(self._runs).mkdir(parents=True, exist_ok=True)
         record = self._arrays.write(ArrayRecord.new(self._site.name, tasks))
         spec = chunk[0].spec
+        self._arrays.keep_code(record, frozen.path_first(self._runs, spec.snapshot, ""))
         parcel = Parcel(
             script=script,
             name=record.name,

@@ -4,6 +4,7 @@
     RUNS/sites/<target>/scripts/<shape>.sh   the job script of each resource shape
     RUNS/sites/<target>/newest.json          what Slurm last said (orchestrator.executors.slurm_queries)
     RUNS/jobs/orc-<token>/array.json         one array, whole before its sbatch: index -> attempt (ArrayRecord)
+    RUNS/jobs/orc-<token>/code               folder that comes first on the path of its tasks
     RUNS/jobs/orc-<token>/<index>.pkl        submitit's calls until the job's number is known
     RUNS/jobs/orc-<token>/cancel.<index>     somebody asked for the end of this task
     RUNS/jobs/orc-<token>/ended              nothing of it goes on any more
@@ -16,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import time
 import uuid
@@ -165,6 +167,10 @@ class ArrayFolder:
         data = asdict(record) | {"tasks": [[t.run_id, t.attempt, t.token] for t in record.tasks]}
         write_json(self.of(record) / "array.json", data)
         return record
+
+    def keep_code(self, record: ArrayRecord, folder: str) -> None:
+        """Leave word for the job script of where the submitted code lies."""
+        write_bytes(self.of(record) / "code", os.fsencode(folder), durable=False)
 
     def missed(self, record: ArrayRecord) -> ArrayRecord:
         """Note that Slurm answered and does not know an array."""

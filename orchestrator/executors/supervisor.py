@@ -30,6 +30,7 @@ from submitit.local.local import LocalExecutor, LocalJob
 from orchestrator.executors import processes
 from orchestrator.executors.endings import Ending, Exit, conclude, describe_exit, first_failure, hung_ranks, own_result
 from orchestrator.executors.entries import Entry, Order, QueueFolder, check_runs_folder, claim_start
+from workloads import frozen
 from workloads.contract import RunSpec, State
 from workloads.rundir import AttemptDir, RunDir, read_json, write_json
 
@@ -199,6 +200,7 @@ class _Controller:
             "CUDA_VISIBLE_DEVICES": ",".join(self._order.gpus),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": str(max(1, entry.cpus_per_rank)),
+            "PYTHONPATH": frozen.path_first(self._folder.runs, self._spec.snapshot, inherited.get("PYTHONPATH", "")),
             # A user's own db.py in the working directory must not stand in for ours.
             "PYTHONSAFEPATH": "1",
             "PYTHONUNBUFFERED": "1",

@@ -35,6 +35,10 @@ python=/scratch/me/env/bin/python
 [ -x "$python" ] || fail 91 "no interpreter $python here: is it on a disk that compute nodes see?"
 command -v srun >/dev/null || fail 92 "no srun on PATH: set slurm_bin in the cluster file"
 
+# The code as it was submitted comes before any other that Python would find; each run checks that it does.
+code=/scratch/me/study/runs/jobs/"$SLURM_JOB_NAME/code"
+if [ -s "$code" ]; then export PYTHONPATH="$(<"$code")${PYTHONPATH:+:$PYTHONPATH}"; fi
+
 job="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
 folder=/scratch/me/study/runs/jobs/"$job"
 mkdir -p -- "$folder" || fail 93 "cannot make $folder: is it on a disk that compute nodes see?"
