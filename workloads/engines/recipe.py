@@ -10,8 +10,10 @@ from torch.nn import functional
 
 from workloads.contract import TrainConfig
 from workloads.datasets.images import ImageData
+from workloads.datasets.sequences import SequenceData
 from workloads.engines import settings
 from workloads.errors import InputError
+from workloads.loaders import Loader
 
 
 def dtype_of(config: TrainConfig) -> torch.dtype:
@@ -26,7 +28,7 @@ def set_precision(config: TrainConfig) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
 
 
-def build_model(config: TrainConfig, data: ImageData, size: int) -> nn.Module:
+def build_model(config: TrainConfig, data: ImageData | SequenceData, size: int) -> nn.Module:
     """The model as every strategy starts from it: initialised from the seed, on the CPU."""
     torch.manual_seed(config.seed)
     module: nn.Module = settings.model(config).build(config, data.channels, len(data.class_names), size)
@@ -46,6 +48,16 @@ def layers(config: TrainConfig, module: nn.Module) -> list[nn.Module]:
     if cut is None:
         raise InputError(f"{config.model} cannot be cut into layers", hint="choose a strategy that keeps models whole")
     return cut(module)
+
+
+def example(loader: Loader) -> Callable[[int], Tensor]:
+    """(samples) -> input of that many samples: the first test sample so often."""
+
+    def make(samples: int) -> Tensor:
+        x = next(loader.test()).x
+        return x[:1].repeat(samples, *[1] * (x.ndim - 1))
+
+    return make
 
 
 def make_optimizer(config: TrainConfig) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
@@ -74,11 +86,15 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def loss_sum(config: TrainConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """(logits, y) -> training loss summed over samples; bfloat16 logits are widened first."""
+    """(logits, y) -> training loss summed over samples; bfloat16 logits are widened first.
+
+    The loss of a sample with an answer at each position is the mean over them.
+    """
 
     def compute(logits: Tensor, y: Tensor) -> Tensor:
         wide = logits.float() if logits.dtype == torch.bfloat16 else logits
-        return functional.cross_entropy(wide, y, reduction="sum", label_smoothing=config.label_smoothing)
+        summed = functional.cross_entropy(wide, y, reduction="sum", label_smoothing=config.label_smoothing)
+        return summed if y.ndim == 1 else summed / y.shape[1]
 
     return compute
 

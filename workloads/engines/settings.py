@@ -9,6 +9,7 @@ from pathlib import Path
 from workloads import registry
 from workloads.contract import TrainConfig
 from workloads.datasets.images import ImageData
+from workloads.datasets.sequences import SequenceData
 from workloads.errors import DatasetError, InputError
 from workloads.job import Job
 
@@ -29,7 +30,7 @@ def model(config: TrainConfig) -> registry.ModelDeclaration:
     return declaration
 
 
-def load_data(job: Job) -> ImageData:
+def load_data(job: Job) -> ImageData | SequenceData:
     """The data set, which must be the one that was planned.
 
     Raises:
@@ -59,14 +60,14 @@ def seed_of(*parts: int) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8]) >> 1
 
 
-def image_size(config: TrainConfig, data: ImageData) -> int:
-    """Pixels a side that the model is fed.
+def image_size(config: TrainConfig, data: ImageData | SequenceData) -> int:
+    """Pixels a side that the model is fed; positions, of sequences.
 
     Raises:
         InputError: the model cannot take that size.
     """
     try:
-        return model(config).image_size(config.model, config.image_size or data.image_size)
+        return model(config).image_size(config.model, config.image_size or data.size)
     except ValueError as error:
         raise InputError(
             str(error), where="experiment.toml: image_size", hint="set image_size to one that fits"

@@ -70,7 +70,7 @@ def train(job: Job) -> None:
         loss_sum=recipe.loss_sum(config),
         set_training=recipe.set_training(config),
         layers=lambda: recipe.layers(config, module),
-        input_shape=(data.channels, size, size),
+        example=recipe.example(loader),
         devices=devices_of(device, config, declaration.topology(options)),
     )
     strategy = declaration.create()(task)

@@ -94,8 +94,7 @@ def measure_s(task: Task, layers: Sequence[nn.Module], samples: int) -> list[flo
     import torch
 
     settle: Callable[[], object] = torch.cuda.synchronize if task.device.type == "cuda" else (lambda: None)
-    dtype = next(task.module.parameters()).dtype
-    x = torch.randn(samples, *task.input_shape, device=task.device, dtype=dtype)
+    x = task.example(samples)
     times_s = []
     for layer in layers:
         trial: Any = copy.deepcopy(layer).to(task.device).eval()

@@ -206,8 +206,7 @@ def _wires(task: Task, parts: Sequence[nn.Module], samples: int) -> list[Tensor]
 
     import torch
 
-    dtype = next(task.module.parameters()).dtype
-    x = torch.zeros(samples, *task.input_shape, device=task.device, dtype=dtype)
+    x = task.example(samples)
     wires = [x]
     with torch.no_grad():
         for part in parts:

@@ -58,8 +58,8 @@ class Task:
     ``module`` comes in evaluation mode, and a wrapper around it must be put there too, or the first change is none."""
     layers: Callable[[], list[nn.Module]]
     """The model as a list of layers that share its modules; raises InputError when it cannot be cut."""
-    input_shape: tuple[int, int, int]
-    """(channels, height, width) of a sample."""
+    example: Callable[[int], Tensor]
+    """(samples) -> input of that many samples on ``device``, as it comes from the loader; for trying the model out."""
     devices: tuple[torch.device, ...]
     """All devices that this rank computes on; the first is ``device``. On a CPU, where one process may stand for
     several devices, the same one several times."""
@@ -85,10 +85,10 @@ class Strategy(Protocol):
         """Evaluate without gradients, as the trained model would be served.
 
         Args:
-            x: (samples, channels, height, width) on ``task.device``.
+            x: ``Batch.x``, on ``task.device``.
 
         Returns:
-            (samples, classes), or None when another rank answers for these samples.
+            (samples, classes), or (samples, classes, positions); None when another rank answers for these samples.
         """
 
     def state_dict(self) -> dict[str, Any]:
