@@ -12,7 +12,7 @@
    ``[[exclude]]`` does not apply to it.
 6. ``[[published]]``: figures that others published for the cells that meet ``match``.
 
-``--set key=value`` replaces a key wherever the file has it.
+``--set key=value`` replaces a key wherever the file has it; ``--set hardware=cpu`` its kind alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
-"""``--set KEY=VALUE``: one value in place of whatever the document has for a key, before it is checked."""
+"""``--set KEY=VALUE``: one value in place of whatever the document has for a key, before it is checked.
+
+``--set hardware=KIND``, without a number of devices, changes the kind everywhere and leaves the numbers: a study of
+``a100:1`` and ``a100:2`` becomes one of ``cpu:1`` and ``cpu:2``, its conditions and published figures with it.
+"""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +48,13 @@ def apply(document: dict[str, Any], sets: Sequence[str], context: Mapping[str, A
         if key not in KEYS:
             hint = unknown_key_hint(("defaults", key))
             overrides.mistakes.append(Mistake(where, f"unknown key {tomlfile.show(key)}", hint))
+            continue
+        if key == "hardware" and _KIND.fullmatch(value_text):
+            replaced = list(_change_kind(document, value_text))
+            overrides.keys.add(key)
+            overrides.said.append(
+                f"{where} changes the kind and leaves the number of devices, in {len(replaced)} places"
+            )
             continue
         value = _value(value_text)
         mistakes = list(_mistakes(key, value, where, context))
@@ -91,6 +103,34 @@ def _replace(document: dict[str, Any], key: str, value: Any) -> Iterator[str]:
         if key in defaults:
             yield f"defaults.{key}"
         defaults[key] = value
+
+
+_KIND = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+"""Hardware without a number of devices."""
+
+
+def _change_kind(document: Mapping[str, Any], kind: str) -> Iterator[str]:
+    """Put the kind in front of each number of devices, in conditions too; yield where."""
+
+    def changed(old: Any) -> Any:
+        if isinstance(old, list):
+            return [changed(each) for each in old]
+        return f"{kind}:{old.partition(':')[2]}" if isinstance(old, str) and ":" in old else old
+
+    tables = [*axis_tables(document), *_value_tables(document), *_condition_tables(document)]
+    if isinstance(document.get("defaults"), dict):
+        tables.append(("defaults", document["defaults"]))
+    for place, table in tables:
+        if "hardware" in table:
+            table["hardware"] = changed(table["hardware"])
+            yield f"{place}.hardware"
+
+
+def _condition_tables(document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, part in (("when", "if"), ("exclude", "match"), ("published", "match")):
+        for i, table in dict_items(document.get(name)):
+            if isinstance(table.get(part), dict):
+                yield f"{name}[{i}].{part}", table[part]
 
 
 def _value_tables(document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -114,7 +114,7 @@ def pretty(name: str, value: Any) -> str:
 
 
 _UNITS = {"_bytes": " (GiB)", "_per_s": "/s", "_s": " (s)", "_pct": " (%)", "_j": " (J)"}
-_SHARES = frozenset({"test_accuracy", "precision", "recall", "f1"})
+_SHARES = frozenset({"test_accuracy", "published_test_accuracy", "precision", "recall", "f1"})
 
 
 def _number(name: str, value: float) -> str:

@@ -13,9 +13,12 @@ import typer
 from orchestrator.cli import output
 from orchestrator.cli.workspace import (
     DEFAULT_DATABASE,
+    DEFAULT_EXPERIMENT,
     DEFAULT_RUNS,
     DatabaseOption,
+    ExperimentOption,
     RunsOption,
+    SetOption,
     Workspace,
 )
 from orchestrator.errors import InputError, PartlyDoneError
@@ -23,6 +26,7 @@ from orchestrator.errors import InputError, PartlyDoneError
 if TYPE_CHECKING:
     from db.engine import Store
     from db.ingest import Collected
+    from orchestrator.experiment import ExperimentSpec
 
 app = typer.Typer()
 
@@ -76,6 +80,11 @@ def results(
         str, typer.Option("--group-by", "-g", metavar="KEY,...", help="Show median (min–max) over runs alike in these.")
     ] = "",
     sort: Annotated[str, typer.Option("--sort", metavar="KEY", help="Sort by this column; -KEY for descending.")] = "",
+    published: Annotated[
+        bool, typer.Option("--published", help="Beside each figure, the one that the experiment file has of others.")
+    ] = False,
+    experiment: ExperimentOption = DEFAULT_EXPERIMENT,
+    sets: SetOption = None,
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
     json: output.JsonOption = False,
     runs: RunsOption = DEFAULT_RUNS,
@@ -87,20 +96,33 @@ def results(
     JSON and CSV have every column, and numbers as they are, unless --select names some. With --group-by, numbers are
     the median over runs that succeeded and did not diverge, with smallest and largest, n saying how many.
 
+    --published shows what [[published]] of the experiment file has for a run; give it the --set that the runs had.
+
     Example: orchestrate results --where dataset=mnist --where "test_accuracy>0.97" --sort -samples_per_s
 
     Example: orchestrate results --group-by model,strategy,hardware --format latex
+
+    Example: orchestrate results --published --set hardware=cpu
     """
     from db import queries, statistics
+    from orchestrator import experiment as experiments
+    from orchestrator.published import beside
 
     workspace = Workspace.at(runs=runs, database=database)
     style = output.chosen(format, json)
+    shown: Sequence[Mapping[str, Any]]
     by, wanted = _keys(group_by, "--group-by"), _keys(select, "--select")
+    if by and published:
+        raise InputError("--published is for single runs", where=f"--group-by {group_by}", hint="leave one of them out")
+    others = experiments.load(experiment, sets or []) if published else None
     with _collected(workspace) as store:
         rows = queries.summaries(store, where or [])
-    if by:
+    if others is not None:
+        shown = list(beside(rows, others))
+        columns = _published_columns(_run_columns(rows, wanted, style), others)
+    elif by:
         metrics = _numbers(wanted) or list(_METRICS)
-        shown: Sequence[Mapping[str, Any]] = statistics.grouped(rows, by, metrics)
+        shown = statistics.grouped(rows, by, metrics)
         columns = _group_columns(shown, by, metrics, style)
     else:
         shown = rows
@@ -295,6 +317,18 @@ def _run_columns(
         return list(SUMMARY_COLUMNS)
     several = len({row["experiment"] for row in rows}) > 1
     return [*(["experiment"] if several else []), "label", output.Column("state", text=_state), *_METRICS]
+
+
+def _published_columns(measured: Sequence[str | output.Column], spec: ExperimentSpec) -> list[str | output.Column]:
+    """Each measured figure that others published too, theirs right of it; all other columns stay as they are."""
+    from orchestrator.published import PREFIX, figures
+
+    names = [column if isinstance(column, str) else column.name for column in measured]
+    both = [name for name in figures(spec) if name not in names]
+    columns: list[str | output.Column] = []
+    for column, name in [*zip(measured, names, strict=True), *zip(both, both, strict=True)]:
+        columns += [column, PREFIX + name] if name in figures(spec) else [column]
+    return [*columns, f"{PREFIX}on"]
 
 
 def _state(row: Mapping[str, Any]) -> str:
