@@ -1,4 +1,4 @@
-"""A throw-away Slurm for the tests that are marked ``slurm``."""
+"""Throw-away clusters for the tests that are marked ``slurm``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.slurm import releases
 from tests.slurm.lab import Lab, missing, running
+
+_UNREACHED: list[str] = []
+"""Why the newer release was not tested."""
 
 
 def booted(**options: Any) -> Iterator[Lab]:
@@ -43,3 +47,25 @@ def lab() -> Iterator[Lab]:
 def accounting_lab() -> Iterator[Lab]:
     """A cluster with accounting, in which the user ``nobody`` has an account."""
     yield from booted(accounting=True, users=("nobody",))
+
+
+@pytest.fixture(scope="session")
+def newer_release() -> releases.Release | None:
+    """Slurm 24.11 of Debian 13; None where its packages cannot be fetched, which the summary then says."""
+    try:
+        return releases.newer()
+    except releases.UnreachableError as error:
+        _UNREACHED.append(str(error))
+        return None
+
+
+@pytest.fixture(scope="session")
+def newer_lab(newer_release: releases.Release) -> Iterator[Lab]:
+    """A cluster of the newer release, with accounting."""
+    yield from booted(accounting=True, release=newer_release)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What could not be tested is not hidden among skipped tests."""
+    for why in _UNREACHED:
+        terminalreporter.write_sep("!", f"Slurm {releases.NEWER} was NOT tested: {why}", red=True)

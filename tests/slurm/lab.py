@@ -2,9 +2,10 @@
 
 Four nodes of one host pretend to be two with 2 A100 and two with 2 A30 each. The devices are links to ``/dev/null``:
 Slurm wants character devices and exports their numbers as CUDA_VISIBLE_DEVICES. The cores are this machine's own, in
-every node, so that tasks are really bound to them. Needs ``slurmctld``, ``slurmd``,
-``munged`` and the client commands (Debian packages slurmctld, slurmd, slurm-client, munge); with accounting also
-``slurmdbd`` and MariaDB (slurmdbd, mariadb-server-core, mariadb-client-core), whose files lie in the folder too.
+every node, so that tasks are really bound to them. The release of Slurm may be another one than the machine's own
+(``tests.slurm.releases``). Needs ``slurmctld``, ``slurmd``, ``munged`` and the client commands (Debian packages
+slurmctld, slurmd, slurm-client, munge); with accounting also ``slurmdbd`` and MariaDB (slurmdbd, mariadb-server-core,
+mariadb-client-core), whose files lie in the folder too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import getpass
+import json
 import os
 import random
 import secrets
@@ -25,13 +27,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from tests.slurm.releases import INSTALLED, SYSTEM_PATH, Release
+
 T = TypeVar("T")
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb", "mariadb-install-db", "sacct", "sacctmgr")
 CLIENTS = ("munge", "sbatch", "srun", "squeue", "scontrol", "sinfo", "scancel")
-SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-"""Daemons live in sbin, which a user's PATH may lack."""
 
 NODES = {"lab001": "a100", "lab002": "a100", "lab003": "a30", "lab004": "a30"}
 GPUS_PER_NODE = 2
@@ -65,6 +67,7 @@ class Lab:
     """With accounting: users who have an account beside this one."""
     extra: tuple[str, ...] = ()
     """Further lines of ``slurm.conf``."""
+    release: Release = INSTALLED
     environment: dict[str, str] = field(default_factory=dict)
     """Further variables of the login shell."""
     accounting_port: int = 0
@@ -78,7 +81,14 @@ class Lab:
     def env(self) -> dict[str, str]:
         """The environment of a login shell of this cluster."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
+        if self.release.programs:
+            kept["PATH"] = f"{self.release.programs}:{kept['PATH']}"
         return {**kept, **self.environment, "SLURM_CONF": str(self.conf)}
+
+    @property
+    def slurm_bin(self) -> str:
+        """The line of a cluster file that says where jobs find srun; none where that goes without saying."""
+        return f"slurm_bin = {json.dumps(str(self.release.programs))}\n" if self.release.programs else ""
 
     def command(self, *argv: str | Path, timeout_s: float = 60) -> str:
         """Run a command on the login node and return what it printed; a failure shows its standard error."""
@@ -129,19 +139,24 @@ class Lab:
         self._until_answers("slurmctld", "scontrol", "ping")
         for node in NODES:
             (self.folder / "spool" / node).mkdir()
-            self._start(f"slurmd-{node}", "slurmd", "-D", "-N", node, "-f", str(self.conf))
+            self._start(f"slurmd-{node}", *self._slurmd(node))
 
         def idle() -> bool:
             return len(self.command("sinfo", "-h", "-N", "-p", "htc", "-t", "idle", "-o", "%N").split()) == len(NODES)
 
         _until("idle nodes", idle, _BOOT_TIMEOUT_S)
 
+    def _slurmd(self, node: str) -> Iterator[str]:
+        yield from ("slurmd", "-D", "-N", node, "-f", str(self.conf))
+        if self.release.programs:
+            yield from ("-d", str(self.release.programs / "slurmstepd"))
+
     def _boot_accounting(self) -> None:
         """MariaDB without a network, slurmdbd, an account for every user."""
         user, data = getpass.getuser(), self.folder / "mysql"
         (data / "tmp").mkdir(parents=True)
         places = (f"--datadir={data}/data", f"--tmpdir={data}/tmp", f"--user={user}", "--skip-name-resolve")
-        no_log = {"env": {**self.env, "PATH": SYSTEM_PATH}, "capture_output": True, "check": True}
+        no_log = {"env": {**self.env, "PATH": self.release.system_path}, "capture_output": True, "check": True}
         install = ("mariadb-install-db", "--no-defaults", *places, "--auth-root-authentication-method=normal")
         subprocess.run([*install, "--skip-test-db"], **no_log)  # type: ignore[call-overload]
         self._start(
@@ -157,7 +172,8 @@ class Lab:
         self.command(*client, "-e", "grant all on slurm_acct_db.* to s@localhost")
         self.environment["MYSQL_UNIX_PORT"] = f"{data}/s"
         conf = self.folder / "slurmdbd.conf"
-        conf.write_text(SLURMDBD.format(d=self.folder, user=user, port=self.accounting_port))
+        settings = SLURMDBD.format(d=self.folder, user=user, port=self.accounting_port)
+        conf.write_text("\n".join([settings, *self._places(), ""]))
         conf.chmod(0o600)
         self._start("slurmdbd", "slurmdbd", "-D")
         self._until_answers("slurmdbd", "sacctmgr", "-n", "-P", "show", "cluster")
@@ -188,8 +204,8 @@ class Lab:
             with contextlib.suppress(OSError):
                 environment = (process / "environ").read_bytes().split(b"\0")
                 task = marker in environment and any(e.startswith(b"SLURM_JOB_ID=") for e in environment)
-                # A step daemon overwrites its environment with its title.
-                step = (process / "comm").read_text().strip() == "slurmstepd" and any(
+                # A step daemon overwrites its environment with its title; an unpacked one is named after its loader.
+                step = (process / "comm").read_text().startswith(("slurmstepd", "ld-linux")) and any(
                     os.readlink(link).startswith(f"{self.folder}/") for link in (process / "fd").iterdir()
                 )
                 if task or step:
@@ -199,7 +215,7 @@ class Lab:
         with (self.folder / "log" / f"{name}.out").open("ab") as log:
             process = subprocess.Popen(
                 argv,
-                env={**self.env, "PATH": SYSTEM_PATH},
+                env={**self.env, "PATH": self.release.system_path},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -212,6 +228,10 @@ class Lab:
             return subprocess.run(argv, env=self.env, capture_output=True, check=False).returncode == 0
 
         _until(f"{daemon} to answer (logs in {self.folder}/log)", answers, _BOOT_TIMEOUT_S)
+
+    def _places(self) -> list[str]:
+        """The line of a configuration file that says where a release has its plugins."""
+        return [f"PluginDir={self.release.plugins}"] if self.release.plugins else []
 
     def _write_configuration(self) -> None:
         for index in range(GPUS_PER_NODE):
@@ -228,11 +248,13 @@ class Lab:
         store = "AccountingStorageType=accounting_storage/none"
         if self.accounting:
             store = STORED.format(d=self.folder, port=self.accounting_port)
-        self.conf.write_text("\n".join([settings, store, *self.extra, *nodes, *PARTITIONS, ""]))
+        self.conf.write_text("\n".join([settings, store, *self._places(), *self.extra, *nodes, *PARTITIONS, ""]))
         files = f"File={self.folder}/dev/nvidia[0-{GPUS_PER_NODE - 1}]"
         devices = [f"NodeName={node} Name=gpu Type={gpu} {files}" for node, gpu in NODES.items()]
         (self.folder / "gres.conf").write_text("\n".join(["AutoDetect=off", *devices, ""]))
-        (self.folder / "cgroup.conf").write_text("")
+        # The installed release may be too old for this word, and a newer one looks for cgroups without it.
+        cgroups = "CgroupPlugin=disabled\n" if self.release.programs else ""
+        (self.folder / "cgroup.conf").write_text(cgroups)
 
 
 SETTINGS = """\
@@ -301,10 +323,15 @@ PARTITIONS = (
 
 @contextlib.contextmanager
 def running(
-    folder: Path, *, accounting: bool = False, users: tuple[str, ...] = (), extra: tuple[str, ...] = ()
+    folder: Path,
+    *,
+    accounting: bool = False,
+    users: tuple[str, ...] = (),
+    extra: tuple[str, ...] = (),
+    release: Release = INSTALLED,
 ) -> Iterator[Lab]:
     """A cluster below ``folder`` (short: a socket's path has at most 107 characters), ended when the block ends."""
-    lab = Lab(folder, accounting=accounting, users=users, extra=extra)
+    lab = Lab(folder, accounting=accounting, users=users, extra=extra, release=release)
     try:
         lab.boot()
         yield lab

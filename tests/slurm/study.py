@@ -87,7 +87,7 @@ class Study:
         """The experiment and the cluster file."""
         self.folder.mkdir(exist_ok=True)
         (self.folder / "experiment.toml").write_text(defaults + matrix)
-        top = f"python = {json.dumps(str(self.python))}\n{top}"
+        top = f"python = {json.dumps(str(self.python))}\n{self.lab.slurm_bin}{top}"
         (self.folder / "cluster.toml").write_text(CLUSTER.format(top=top, partition=partition))
 
     def run(self, *argv: str, expect: int | None = 0, before: Callable[[], None] | None = None) -> Done:
@@ -98,7 +98,7 @@ class Study:
 
     @property
     def env(self) -> dict[str, str]:
-        path = os.pathsep.join([*map(str, self.path), os.environ["PATH"]])
+        path = os.pathsep.join([*map(str, self.path), self.lab.env["PATH"]])
         return self.lab.env | {"PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 
     def _in_user(self, argv: tuple[str, ...]) -> Done:
