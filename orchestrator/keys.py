@@ -218,6 +218,7 @@ _TYPES: dict[str, Any] = {
     "mem": _quantity(parse_memory),
     "checkpoint_every": _COUNT,
     "hang_timeout_s": _COUNT,
+    "retries": _COUNT,
 }
 
 KEYS: tuple[str, ...] = tuple(_TYPES)

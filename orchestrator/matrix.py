@@ -78,6 +78,7 @@ _DEFAULTS: dict[str, Value] = {
     "mem": Execution().mem_bytes,
     "checkpoint_every": Execution().checkpoint_every,
     "hang_timeout_s": Execution().hang_timeout_s,
+    "retries": Execution().retries,
 }
 """What a key holds where the file says nothing; ``None`` for ``cpus`` means that hardware and strategy decide."""
 
@@ -303,6 +304,7 @@ def _execution(values: Mapping[str, Any]) -> Execution:
         mem_bytes=values["mem"],
         checkpoint_every=values["checkpoint_every"],
         hang_timeout_s=values["hang_timeout_s"],
+        retries=values["retries"],
     )
 
 

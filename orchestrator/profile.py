@@ -258,6 +258,21 @@ class GpuNodes(Nodes):
         return self
 
 
+class Recovery(_Table):
+    """How often a run is sent again by itself for each class of failure, and how its limits grow; 0 times is never."""
+
+    timeout: Count = 4
+    host_memory: Count = 2
+    node_fail: Count = 3
+    preempted: Count = 10
+    wrong_hardware: Count = 2
+    lost: Count = 1
+    time_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
+    """On the time limit, as far as the partition and QOS go."""
+    mem_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
+    """On the memory, as far as a node goes."""
+
+
 def _each(value: object, check: Callable[[str, object], T | None], example: str) -> dict[str, T]:
     """Check every entry of a table, and report all that is wrong; an entry without a value is left out."""
     if not isinstance(value, dict):
@@ -339,6 +354,7 @@ class ClusterProfile(_Table):
     """What the job takes over from the submitting shell; empty writes no line."""
     requeue: Annotated[Requeue, _word(Requeue)] = Requeue.NEVER
     allow_preemptable: bool = False
+    recovery: Recovery = Recovery()
     queue_choice: Annotated[QueueChoice, _word(QueueChoice)] = QueueChoice.FIRST
     """Among the queues that take a run."""
     poll_seconds: Positive = 60

@@ -17,10 +17,10 @@ import jinja2
 
 from orchestrator import lint
 from orchestrator.errors import InputError
-from orchestrator.profile import SHIPPED_TEMPLATE, WHOLE_NODE, ClusterProfile, CpuNodes, GpuNodes
-from orchestrator.quantities import format_memory, format_time_limit
+from orchestrator.profile import SHIPPED_TEMPLATE, ClusterProfile, CpuNodes, GpuNodes
+from orchestrator.quantities import format_time_limit
 from orchestrator.resources import ResourceShape
-from orchestrator.sbatch import DROPPABLE, CpusBy, Launcher, MemStyle, Request, Requeue, Vendor
+from orchestrator.sbatch import DROPPABLE, CpusBy, Launcher, Request, Requeue, Vendor
 from workloads.rundir import jobs_folder
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
@@ -139,16 +139,7 @@ def _gpus(shape: ResourceShape, nodes: GpuNodes, per_node: int, tasks_per_node: 
 
 def _memory(shape: ResourceShape, nodes: CpuNodes | GpuNodes) -> dict[str, str]:
     """The one option that asks for memory; none where the site decides."""
-    shares = {
-        MemStyle.NODE: 1,
-        MemStyle.PER_GPU: shape.ask_gpus_per_node,
-        MemStyle.PER_CPU: shape.cpus_per_node,
-        MemStyle.NONE: 0,
-    }[nodes.mem_style]
-    if shape.mem_bytes is None or not shares:
-        return {}
-    share = "0" if shape.mem_bytes == WHOLE_NODE else format_memory(-(-shape.mem_bytes // shares))
-    return {nodes.mem_style.directive: share}
+    return nodes.mem_style.option(shape.mem_bytes, gpus=shape.ask_gpus_per_node, cpus=shape.cpus_per_node)
 
 
 def _srun(shape: ResourceShape, profile: ClusterProfile, nodes: CpuNodes | GpuNodes) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from orchestrator.quantities import format_memory
+
 OWNED_DIRECTIVES: dict[str, str] = {
     "account": "account",
     "array": "array_parallel and array_index_max",
@@ -113,6 +115,19 @@ class MemStyle(StrEnum):
     def directive(self) -> str:
         """The option's long name; empty for ``none``."""
         return {"node": "mem", "none": ""}.get(self, f"mem-{self}").replace("_", "-")
+
+    def option(self, mem_bytes: int | None, *, gpus: int, cpus: int) -> dict[str, str]:
+        """The one option that asks for memory, by its name; none where the site decides.
+
+        Args:
+            mem_bytes: of each node; 0 is all that it has, None leaves it to the site.
+            gpus: that the job holds on each node.
+            cpus: that it holds there.
+        """
+        shares = {MemStyle.NODE: 1, MemStyle.PER_GPU: gpus, MemStyle.PER_CPU: cpus, MemStyle.NONE: 0}[self]
+        if mem_bytes is None or not shares:
+            return {}
+        return {self.directive: format_memory(-(-mem_bytes // shares)) if mem_bytes else "0"}
 
 
 class Launcher(StrEnum):

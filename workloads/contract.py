@@ -267,9 +267,11 @@ class Execution:
     """Epochs between checkpoints; 0 writes none."""
     hang_timeout_s: int = 600
     """A rank without progress for this long ends the run; 0 switches the watch off."""
+    retries: int = 0
+    """How often it is sent again by itself when its program fails or hangs."""
 
 
-EXECUTION_KEYS: frozenset[str] = frozenset({"time_limit", "mem", "checkpoint_every", "hang_timeout_s"})
+EXECUTION_KEYS: frozenset[str] = frozenset({"time_limit", "mem", "checkpoint_every", "hang_timeout_s", "retries"})
 """The keys of ``experiment.toml`` that become :class:`Execution` (``time_limit`` and ``mem`` are texts there)."""
 
 

@@ -22,14 +22,14 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from workloads.rundir import AttemptDir, RunDir, jobs_folder, read_json, sites_folder, write_bytes, write_json
 
 if TYPE_CHECKING:
-    from orchestrator.profile import ClusterProfile
+    from orchestrator.profile import ClusterProfile, Nodes
 
 JOB_NAME_PREFIX = "orc-"
 
@@ -50,6 +50,12 @@ class Site:
     """``auto``, ``sacct`` or ``squeue``."""
     requeue: bool = False
     """Whether Slurm starts a job again that was preempted or lost its node."""
+    recovery: Mapping[str, Any] = field(default_factory=dict)
+    """How often a run is sent again by itself (``profile.Recovery``)."""
+    nodes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """``cpu`` or logical type of GPU -> ``mem_bytes`` of a node, ``mem_style``, ``max_time_s`` of each queue."""
+    excluded: str = ""
+    """Nodes that the cluster file itself excludes."""
 
     @classmethod
     def of(cls, profile: ClusterProfile) -> Self:
@@ -61,12 +67,20 @@ class Site:
             array_parallel=profile.array_parallel,
             accounting=profile.accounting.value,
             requeue=profile.requeue == "requeue",
+            recovery=profile.recovery.model_dump(),
+            nodes={kind: _limits(nodes) for kind, nodes in (*profile.gpu.items(), ("cpu", profile.cpu)) if nodes},
+            excluded=str(profile.extra.get("exclude", "")),
         )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Keys of other versions are passed over."""
         return cls(**{k: v for k, v in data.items() if k in {f.name for f in fields(cls)}})
+
+
+def _limits(nodes: Nodes) -> dict[str, Any]:
+    caps = {f"{queue.partition}/{queue.qos}": queue.max_time_s for queue in nodes.queue}
+    return {"mem_bytes": nodes.node_mem_bytes, "mem_style": nodes.mem_style.value, "max_time_s": caps}
 
 
 class SiteFolder:

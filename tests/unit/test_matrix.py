@@ -88,6 +88,7 @@ def test_a_cell_has_every_value_where_it_belongs() -> None:
         mem = "8G"
         checkpoint_every = 2
         hang_timeout_s = 30
+        retries = 3
         [[include]]
         strategy = { name = "ddp", bucket_cap_mb = 50 }
         hardware = "cpu:2"
@@ -105,7 +106,9 @@ def test_a_cell_has_every_value_where_it_belongs() -> None:
         lr=1.0,
     )
     assert (cell.train, cell.run_id) == (expected, expected.run_id())
-    assert cell.execution == Execution(time_limit_s=5400, mem_bytes=8 * 2**30, checkpoint_every=2, hang_timeout_s=30)
+    assert cell.execution == Execution(
+        time_limit_s=5400, mem_bytes=8 * 2**30, checkpoint_every=2, hang_timeout_s=30, retries=3
+    )
     assert cell.label == "cnn-ddp(bucket_cap_mb=50)-cpu2-s0"
 
 

@@ -1,0 +1,196 @@
+"""What is done about each way in which a run can end: the whole table, its bounds, and what it never does."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from orchestrator.profile import WHOLE_NODE, Recovery
+from orchestrator.recovery import NEVER_SENT, Action, Decision, FailureClass, Limits, Past, decide, failure_of
+from workloads.contract import State
+
+POLICY = Recovery()
+GB = 2**30
+HOUR_S = 3600
+LIMITS: dict[str, Any] = {"time_limit_s": HOUR_S, "mem_bytes": 4 * GB}
+ENDINGS = {
+    FailureClass.TIMEOUT: (State.TIMEOUT, "time_limit"),
+    FailureClass.HOST_MEMORY: (State.OUT_OF_MEMORY, "host_memory"),
+    FailureClass.DEVICE_MEMORY: (State.OUT_OF_MEMORY, "device_memory"),
+    FailureClass.NODE_FAIL: (State.NODE_FAIL, "node_fail"),
+    FailureClass.PREEMPTED: (State.PREEMPTED, "preempted"),
+    FailureClass.WRONG_HARDWARE: (State.WRONG_HARDWARE, "wrong_hardware"),
+    FailureClass.LOST: (State.LOST, "no_sign_of_life"),
+    FailureClass.PROGRAM_ERROR: (State.FAILED, "program_error"),
+}
+
+
+def past(failure: FailureClass, sent_for: FailureClass | None = None, **more: Any) -> Past:
+    state, reason = ENDINGS[failure]
+    return Past(state=state, reason=reason, sent_for=sent_for, **{"has_checkpoint": True, "node": "n1", **more})
+
+
+def decision(failure: FailureClass, *, policy: Recovery = POLICY, retries: int = 0, **limits: Any) -> Decision:
+    return decide([past(failure)], policy, Limits(**LIMITS | limits), retries=retries)
+
+
+@pytest.mark.parametrize(
+    ("failure", "limits", "action", "changes"),
+    [
+        ("timeout", {}, "raise_time", "a time limit of 0-02:00:00 instead of 0-01:00:00"),
+        ("timeout", {"max_time_s": 5400}, "raise_time", "a time limit of 0-01:30:00 instead of 0-01:00:00"),
+        # It came further, and there is no more time to be had: it goes on with what it had.
+        ("timeout", {"max_time_s": HOUR_S}, "send_again", ""),
+        ("timeout", {"max_time_s": 60}, "send_again", ""),
+        ("host_memory", {}, "raise_memory", "8G instead of 4G"),
+        ("host_memory", {"max_mem_bytes": 6 * GB}, "raise_memory", "6G instead of 4G"),
+        ("host_memory", {"max_mem_bytes": 4 * GB}, "stop", ""),
+        ("host_memory", {"mem_bytes": WHOLE_NODE}, "stop", ""),
+        ("host_memory", {"mem_bytes": None}, "stop", ""),
+        ("host_memory", {"takes_mem": False}, "stop", ""),
+        ("host_memory", {"has_nodes": False}, "stop", ""),
+        ("device_memory", {}, "stop", ""),
+        ("node_fail", {}, "exclude_node", "node n1 excluded"),
+        ("wrong_hardware", {}, "exclude_node", "node n1 excluded"),
+        ("wrong_hardware", {"has_nodes": False}, "stop", ""),
+        ("preempted", {}, "send_again", ""),
+        ("lost", {}, "send_again", ""),
+        ("program_error", {}, "stop", ""),
+    ],
+)
+def test_each_class(failure: str, limits: dict[str, Any], action: str, changes: str) -> None:
+    found = decision(FailureClass(failure), **limits)
+    assert (found.action, found.changes) == (action, changes)
+    assert found.failure == failure
+    if found.action.sends:
+        assert found.number == 1 and f"(1 of {found.bound} for {failure})" in found.text
+        assert found.time_limit_s >= HOUR_S and found.mem_bytes == (
+            8 * GB if changes.startswith("8G") else 6 * GB if changes.startswith("6G") else 4 * GB
+        )
+    else:
+        assert found.text.startswith("not sent again: ") and len(found.why) > 20, "it stops with a remedy"
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (decision(FailureClass.DEVICE_MEMORY), "smaller batch_size"),
+        (decision(FailureClass.HOST_MEMORY, mem_bytes=None), "set mem and retry"),
+        (decision(FailureClass.HOST_MEMORY, takes_mem=False), "takes no request for memory"),
+        (decision(FailureClass.HOST_MEMORY, max_mem_bytes=GB), "a node has no more memory"),
+        (decision(FailureClass.HOST_MEMORY, has_nodes=False), "this machine's memory was full"),
+        (decision(FailureClass.WRONG_HARDWARE, has_nodes=False), "plan anew"),
+        (decision(FailureClass.PROGRAM_ERROR), "mend the program and retry"),
+        (decide([past(FailureClass.TIMEOUT, has_checkpoint=False)], POLICY, Limits(**LIMITS)), "0-01:00:00; raise"),
+    ],
+)
+def test_why_it_stops_and_what_to_do(failure: Decision, words: str) -> None:
+    assert failure.action is Action.STOP and words in failure.text
+
+
+@pytest.mark.parametrize("failure", [f for f in FailureClass if f is not FailureClass.DEVICE_MEMORY])
+def test_each_class_has_a_bound_of_its_own(failure: FailureClass) -> None:
+    """Exactly so many times, then never; failures of other classes in between count for themselves."""
+    names = [name for name in Recovery.model_fields if not name.endswith("_factor")]
+    policy = Recovery(**dict.fromkeys(names, 3))
+    other = FailureClass.LOST if failure is not FailureClass.LOST else FailureClass.PREEMPTED
+    history = [past(failure)]
+    sent = 0
+    while (found := decide(history, policy, Limits(**LIMITS), retries=3)).action.sends:
+        sent += 1
+        assert (found.number, found.bound) == (sent, 3)
+        history += [past(other, sent_for=failure), past(failure, sent_for=other)]
+    assert sent == 3 and found.action is Action.STOP and "after 3 of 3" in found.text
+    # People sent it again: the count begins anew.
+    assert decide([*history, past(failure)], policy, Limits(**LIMITS), retries=3).number == 1
+
+
+def test_zero_switches_a_class_off() -> None:
+    assert decision(FailureClass.PREEMPTED, policy=Recovery(preempted=0)).action is Action.STOP
+    assert decision(FailureClass.PROGRAM_ERROR, retries=1).action is Action.SEND_AGAIN
+    hang = Past(state=State.FAILED, reason="hang")
+    assert decide([hang], POLICY, Limits(**LIMITS), retries=1).failure is FailureClass.PROGRAM_ERROR
+
+
+def test_a_node_that_nobody_names_is_not_excluded() -> None:
+    for failure in (FailureClass.NODE_FAIL, FailureClass.WRONG_HARDWARE):
+        found = decide([past(failure, node="")], POLICY, Limits(**LIMITS, excluded=("n7",)))
+        assert (found.action, found.excluded) == (Action.SEND_AGAIN, ("n7",))
+
+
+def test_excluded_nodes_add_up() -> None:
+    found = decision(FailureClass.NODE_FAIL, excluded=("n7", "n1"))
+    assert found.excluded == ("n7", "n1")
+    assert decision(FailureClass.NODE_FAIL, excluded=("n7",)).excluded == ("n7", "n1")
+
+
+def test_a_factor_of_one_raises_nothing() -> None:
+    policy = Recovery(time_factor=1.0, mem_factor=1.0)
+    assert decision(FailureClass.TIMEOUT, policy=policy).action is Action.SEND_AGAIN
+    assert decision(FailureClass.HOST_MEMORY, policy=policy).action is Action.SEND_AGAIN
+
+
+@pytest.mark.parametrize("state", State)
+def test_what_is_no_failure_is_left_alone(state: State) -> None:
+    """What runs, has succeeded or was cancelled; and what was refused, unless recovery asked for it."""
+    known = failure_of(state, "")
+    assert (known is None) == (state.live or state in {State.PLANNED, State.SUCCEEDED, State.CANCELLED})
+    if known is None:
+        for sent_for in (None, FailureClass.LOST):
+            ended = Past(state=state, sent_for=sent_for)
+            assert decide([ended], POLICY, Limits(**LIMITS)) == Decision(action=Action.NONE)
+    for reason in NEVER_SENT:
+        refused = Past(state=State.FAILED, reason=reason)
+        assert decide([refused], POLICY, Limits(**LIMITS), retries=9).text == ""
+        again = Past(state=State.FAILED, reason=reason, sent_for=FailureClass.HOST_MEMORY)
+        assert "refused; change it and retry" in decide([again], POLICY, Limits(**LIMITS), retries=9).text
+
+
+def test_what_holds_in_every_combination() -> None:
+    """Limits never shrink and never pass the site's, counts never pass their bound, and the end is always reached."""
+    checked = 0
+    for failure, cap_s, mem, max_mem, checkpoint, node, takes_mem, has_nodes in itertools.product(
+        FailureClass,
+        [0, 1800, 5400, 10**6],
+        [None, WHOLE_NODE, GB],
+        [0, GB, 3 * GB],
+        [False, True],
+        ["", "n1"],
+        [False, True],
+        [False, True],
+    ):
+        limits = Limits(
+            time_limit_s=HOUR_S,
+            max_time_s=cap_s,
+            mem_bytes=mem,
+            max_mem_bytes=max_mem,
+            takes_mem=takes_mem,
+            has_nodes=has_nodes,
+        )
+        history = [past(failure, has_checkpoint=checkpoint, node=node)]
+        sent = 0
+        while (found := decide(history, POLICY, limits, retries=1)).action.sends:
+            checked += 1
+            sent += 1
+            assert found.number == sent <= found.bound
+            assert HOUR_S <= limits.time_limit_s <= found.time_limit_s
+            assert found.time_limit_s <= max(cap_s or found.time_limit_s, HOUR_S)
+            assert mem is None or (found.mem_bytes or 0) >= mem
+            assert not max_mem or mem in {None, WHOLE_NODE} or (found.mem_bytes or 0) <= max(max_mem, mem)
+            assert set(found.excluded) <= {node}
+            assert found.action is not Action.RAISE_TIME or failure is FailureClass.TIMEOUT
+            assert found.action is not Action.RAISE_MEMORY or failure is FailureClass.HOST_MEMORY
+            limits = Limits(
+                time_limit_s=found.time_limit_s,
+                max_time_s=cap_s,
+                mem_bytes=found.mem_bytes,
+                max_mem_bytes=max_mem,
+                takes_mem=takes_mem,
+                has_nodes=has_nodes,
+                excluded=found.excluded,
+            )
+            history.append(past(failure, sent_for=failure, has_checkpoint=checkpoint, node=node))
+        assert found.action is Action.STOP and found.text
+    assert checked > 1000
