@@ -7,14 +7,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeVar
 
-import torch
-
-from workloads.loaders.order import Stream, hash_of, hashes_of, stream_key
+from workloads.loaders.order import Integers, Stream, hash_of, hashes_of, stream_key
 
 if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
     from PIL import Image
 
-_Bits = TypeVar("_Bits", int, torch.Tensor)
+_Bits = TypeVar("_Bits", int, "torch.Tensor", "NDArray[np.int64]")
 
 PADDING_DIVISOR = 8
 """``crop_flip`` pads each side by an eighth of the image: 4 pixels at 32, as everybody does for CIFAR."""
@@ -52,7 +53,7 @@ class Augmentation:
         top, left = (self._offset(bits >> shift) for shift in (1, 1 + _OFFSET_BITS))
         return top, left, self.flips and bool(bits & 1)
 
-    def draw_many(self, epoch: int, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def draw_many(self, epoch: int, indices: Integers) -> tuple[Integers, Integers, Integers]:
         """:meth:`draw` for many samples, as int64 on the device of ``indices``."""
         bits = hashes_of(stream_key(Stream.AUGMENT, self.seed, epoch), indices)
         top, left = (self._offset(bits >> shift) for shift in (1, 1 + _OFFSET_BITS))
@@ -84,11 +85,15 @@ class Normaliser:
     @classmethod
     def of(cls, mean: tuple[float, ...], std: tuple[float, ...], *, device: torch.device, dtype: torch.dtype) -> Self:
         """From statistics on the scale black 0, white 1."""
+        import torch
+
         means, deviations = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in (mean, std))
         return cls(*(v.to(device, dtype) for v in (1 / (255 * deviations), -means / deviations)))
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         if pixels.is_cuda:
+            import torch
+
             return torch.addcmul(self.shift, pixels, self.scale)  # converts inside its one kernel
         # On CPU mixed types cost eight times what converting first does.
         return pixels.to(self.scale.dtype).mul_(self.scale).add_(self.shift)

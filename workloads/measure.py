@@ -1,4 +1,4 @@
-"""Times of steps and memory of a rank, at a cost that does not show in what is measured. Engines only: imports torch.
+"""Times of steps and memory of a rank, at a cost that does not show in what is measured. Engines only.
 
 On a GPU a step ends with an event in the device's queue. The host waits once a window, and then for the one *before*:
 that one is over by then, so the queue never runs dry. On a CPU the clock is read.
@@ -14,9 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    Mark = float | torch.cuda.Event
 
 WINDOW_STEPS = 50
 """Steps between two looks at times and losses."""
@@ -28,9 +32,6 @@ WARMUP_STEPS = 10
 def warmup_steps(steps: int) -> int:
     """How many of an attempt's steps are warm-up."""
     return min(WARMUP_STEPS, max(1, steps // 10)) if steps > 1 else 0
-
-
-Mark = float | torch.cuda.Event
 
 
 class Clock:
@@ -49,18 +50,22 @@ class Clock:
         """The moment when all that was queued so far is done."""
         if not self._on_gpu:
             return time.perf_counter()
+        import torch
+
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def wait(self, mark: Mark) -> None:
         """Until the moment has come."""
-        if isinstance(mark, torch.cuda.Event):
+        if not isinstance(mark, float):
             mark.synchronize()
 
     def settle(self) -> float:
         """Wait for all devices to finish everything; the host's clock then, in seconds."""
         if self._on_gpu:
+            import torch
+
             for device in self._devices:
                 torch.cuda.synchronize(device)
         return time.perf_counter()
@@ -70,12 +75,12 @@ class Clock:
         """Seconds from each mark to the next; all must have come."""
         times = []
         for first, second in itertools.pairwise(marks):
-            if isinstance(first, torch.cuda.Event):
-                assert isinstance(second, torch.cuda.Event)
-                times.append(first.elapsed_time(second) / 1e3)
-            else:
+            if isinstance(first, float):
                 assert isinstance(second, float)
                 times.append(second - first)
+            else:
+                assert not isinstance(second, float)
+                times.append(first.elapsed_time(second) / 1e3)
         return times
 
 
@@ -149,6 +154,8 @@ class Recorder:
         self._hand_over()
 
     def _seal(self, window: Window) -> None:
+        import torch
+
         summed = self._add(torch.stack(window.losses).double())
         window.losses.clear()
         window.summed = summed.to("cpu", non_blocking=True)
@@ -217,7 +224,14 @@ class Tally:
 def memory_bytes(*devices: torch.device) -> tuple[int, int]:
     """(allocated now, peak): of the tensors on the device that has most of each, or of this process on a CPU."""
     if devices[0].type == "cuda":
+        import torch
+
         return max(map(torch.cuda.memory_allocated, devices)), max(map(torch.cuda.max_memory_allocated, devices))
+    return process_memory_bytes()
+
+
+def process_memory_bytes() -> tuple[int, int]:
+    """(resident now, peak) of this process."""
     status = Path("/proc/self/status").read_text()
     now, peak = (re.search(rf"^{key}:\s+(\d+) kB$", status, re.MULTILINE) for key in ("VmRSS", "VmHWM"))
     assert now is not None and peak is not None

@@ -2,7 +2,7 @@
 
 All randomness is a hash of integers, not the state of a generator: the order of an epoch, the augmentation of a sample
 and the subset of ``train_fraction`` are the same on every machine, in every process, and after a resume. The hash is
-written twice (Python integers for loader workers, tensors for whole epochs) and a test holds the two equal.
+written twice (Python integers for loader workers, arrays or tensors for whole epochs) and a test holds the two equal.
 """
 
 from __future__ import annotations
@@ -10,21 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
-
-import torch
+from typing import TYPE_CHECKING, TypeVar
 
 from workloads.errors import DatasetError
 from workloads.loaders import Shard
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from numpy.typing import NDArray
 
 # splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+Integers = TypeVar("Integers", "torch.Tensor", "NDArray[np.int64]")
+"""Many of them, int64."""
 
 
 class Stream(IntEnum):
@@ -43,7 +46,7 @@ def hash_of(key: int, index: int) -> int:
     return z ^ (z >> 31)
 
 
-def hashes_of(key: int, indices: torch.Tensor) -> torch.Tensor:
+def hashes_of(key: int, indices: Integers) -> Integers:
     """:func:`hash_of` for many indices, as int64 with the same 64 bits; runs on the device of ``indices``."""
     z = indices * _signed(_GOLDEN) + _signed(key)
     z = (z ^ _shifted(z, 30)) * _signed(_MULTIPLIERS[0])
@@ -55,8 +58,8 @@ def _signed(bits: int) -> int:
     return bits - (1 << 64) if bits >> 63 else bits
 
 
-def _shifted(z: torch.Tensor, places: int) -> torch.Tensor:
-    """Shift right and fill with zeros; torch itself repeats the sign."""
+def _shifted(z: Integers, places: int) -> Integers:
+    """Shift right and fill with zeros; torch and numpy repeat the sign."""
     return (z >> places) & ((1 << (64 - places)) - 1)
 
 
@@ -67,7 +70,7 @@ def stream_key(stream: Stream, seed: int, epoch: int = 0) -> int:
 
 def epoch_order(indices: torch.Tensor, seed: int, epoch: int) -> torch.Tensor:
     """Positions in ``indices`` (the training samples, ascending) in the order of an epoch, on the same device."""
-    return torch.argsort(hashes_of(stream_key(Stream.ORDER, seed, epoch), indices), stable=True)
+    return hashes_of(stream_key(Stream.ORDER, seed, epoch), indices).argsort(stable=True)
 
 
 def subset(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.int64]:
@@ -85,7 +88,7 @@ def subset(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.
     quotas = np.floor(shares).astype(int)
     largest_remainders = np.argsort(quotas - shares, kind="stable")
     quotas[largest_remainders[: wanted - quotas.sum()]] += 1
-    ranks = hashes_of(stream_key(Stream.SUBSET, seed), torch.arange(len(labels))).numpy()
+    ranks = hashes_of(stream_key(Stream.SUBSET, seed), np.arange(len(labels)))
     chosen = []
     for label, quota in enumerate(quotas):
         members = np.flatnonzero(labels == label)
