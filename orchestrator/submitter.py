@@ -69,6 +69,8 @@ class Submitted:
     """Run ids for which the target has no room now: they stay planned."""
     refused: list[Receipt] = field(default_factory=list)
     """What the target did not take, each with its words."""
+    snapshot: str = ""
+    """The code that the plan's runs were sent with, see ``workloads.frozen``."""
     in_doubt: int = 0
     """Attempts of which nobody knows yet whether the target took them; the next command finds out."""
 
@@ -114,7 +116,7 @@ def submit(
         experiment = snapshots.Experiment.read(workspace.experiment, sets)
         snapshot = snapshots.take(workspace.runs, plan.packages, experiment)
     wanted = [(plan.spec(run, snapshot), asdict(run.shape)) for run in runs]
-    return send(workspace, wanted, plan.target, newest_known=newest_known)
+    return replace(send(workspace, wanted, plan.target, newest_known=newest_known), snapshot=snapshot)
 
 
 def send(
@@ -124,6 +126,7 @@ def send(
     *,
     newest_known: Mapping[str, int] | None = None,
     anew: bool = False,
+    recoveries: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Submitted:
     """Send runs, each with its resource shape, and whatever an interrupted call left behind.
 
@@ -132,6 +135,7 @@ def send(
 
     Args:
         anew: the code as it is now for all of them.
+        recoveries: run id to why it is sent again by itself; absent where people send it.
     """
     from db.engine import open_store
     from db.submissions import record_intents, taken
@@ -158,7 +162,7 @@ def send(
             fitting = _with_code(runs, fitting, target, anew=anew)
             specs = {spec.run_id: spec for spec, _ in fitting}
             outbox = _set_aside(runs, specs)
-            intents = record_intents(store, runs, fitting, target, newest_known=newest_known)
+            intents = record_intents(store, runs, fitting, target, newest_known=newest_known, recoveries=recoveries)
             shapes = {spec.run_id: shape for spec, shape in fitting}
             recorded = [
                 _Recorded(
@@ -166,6 +170,7 @@ def send(
                     specs[intent.run_id],
                     intent.submitted_at,
                     shapes[intent.run_id],
+                    (recoveries or {}).get(intent.run_id),
                 )
                 for intent in intents
             ]
@@ -229,7 +234,9 @@ def _resume(store: Store, runs: Path, *, patient: bool = True) -> list[tuple[Sen
             lost.append(Mark(record.run_id, record.attempt, State.LOST, reason="never_sent", message=why))
             continue
         sent = Sent(record.run_id, record.attempt, record.token)
-        found.setdefault(record.target, []).append(_Recorded(sent, spec, record.submitted_at, record.shape))
+        found.setdefault(record.target, []).append(
+            _Recorded(sent, spec, record.submitted_at, record.shape, record.recovery)
+        )
     if lost:
         mark_all(store, lost)
     done: list[tuple[Sent, Receipt]] = []
@@ -293,6 +300,7 @@ class _Recorded:
     spec: RunSpec
     submitted_at: str | None
     shape: Mapping[str, Any]
+    recovery: Mapping[str, Any] | None
 
 
 def _hand_over(
@@ -321,6 +329,7 @@ def _hand_over(
                 "time_limit_s": spec.execution.time_limit_s,
                 "snapshot": spec.snapshot,
                 "shape": dict(recorded.shape),
+                "recovery": recorded.recovery,
             }
             write_json(attempt.submission, about)
         deliveries.append(Delivery(sent.token, attempt, spec, recorded.shape))

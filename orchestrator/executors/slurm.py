@@ -26,7 +26,7 @@ from typing import Any
 
 from orchestrator.errors import OperationError
 from orchestrator.executors import leases, slurm_commands, slurm_queries
-from orchestrator.executors.endings import Exit, first_failure, hung_ranks, own_result
+from orchestrator.executors.endings import Exit, first_failure, hung_ranks, own_verdict, since_start
 from orchestrator.executors.entries import submit_name
 from orchestrator.executors.protocol import Delivery, Receipt, Verdict
 from orchestrator.executors.slurm_queries import Newest, Seen, SeenArray
@@ -35,7 +35,7 @@ from orchestrator.executors.slurm_states import TOLD_TO_END, Phase, Witnesses, r
 from orchestrator.quantities import format_memory
 from workloads import frozen
 from workloads.contract import State
-from workloads.rundir import AttemptDir, RunDir, jobs_folder, read_events, read_json, write_json
+from workloads.rundir import AttemptDir, RunDir, jobs_folder, read_json, write_json
 
 log = logging.getLogger(__name__)
 
@@ -233,6 +233,7 @@ class SlurmCluster:
             num_ranks=spec.expect.ranks,
             parallel=self._site.array_parallel,
             minutes=-(-spec.execution.time_limit_s // 60),
+            arguments=tuple(f"--{name}={value}" for name, value in chunk[0].shape.get("arguments", {}).items()),
         )
         calls = [(str(RunDir.of(self._runs, task.run_id).path), task.attempt) for task in tasks]
 
@@ -324,8 +325,7 @@ class SlurmCluster:
     def _witnesses(
         self, attempt: AttemptDir, token: str, recorded: State, place: _Place | None, newest: Newest
     ) -> Witnesses:
-        result = own_result(attempt)
-        said = None if result is None else Verdict(State(result.state), result.reason, result.message)
+        said = own_verdict(attempt)
         ended = Exit.read(attempt)
         if place is None or ended is not None or (said is not None and said.state is State.SUCCEEDED):
             sent = recorded is not State.SUBMITTING or place is not None
@@ -374,7 +374,7 @@ class SlurmCluster:
         logs = jobs_folder(self._runs) / str(record.job_id)
         script_log = _tail(self._script_log(record, index))
         errors = [_tail(logs / f"{record.job_id}_{index}_{rank}_log.err") for rank in range(ranks)]
-        events, _ = read_events(attempt.events(), 0, "interrupt")
+        interrupts = since_start(attempt, "interrupt")
         memory = shape.get("mem_bytes")
         codes = rank_codes_in(script_log, ranks)
         # The rank that went first has more to say than those that were ended for it.
@@ -384,7 +384,7 @@ class SlurmCluster:
             witnesses,
             failure=first_failure(attempt, ranks),
             hung=hung_ranks(attempt, ranks),
-            told_by=str(events[-1].get("signal", "")) if events else "",
+            told_by=str(interrupts[-1].get("signal", "")) if interrupts else "",
             exit_code=seen.exit_code if seen else None,
             rank_codes=codes,
             elapsed_s=seen.elapsed_s if seen else None,

@@ -75,6 +75,8 @@ class Parcel:
     parallel: int
     """Tasks at once; 0 for all."""
     minutes: int
+    arguments: tuple[str, ...] = ()
+    """Of ``sbatch``, which win over the lines of the script."""
 
 
 class ArrayExecutor(SlurmExecutor):
@@ -118,7 +120,7 @@ class ArrayExecutor(SlurmExecutor):
     def _array_command(self, script: Path, count: int) -> list[str]:
         throttle = f"%{self._parcel.parallel}" if self._parcel.parallel else ""
         array = f"--array=0-{count - 1}{throttle}"
-        return ["sbatch", "--parsable", f"--job-name={self._parcel.name}", array, str(script)]
+        return ["sbatch", "--parsable", f"--job-name={self._parcel.name}", array, *self._parcel.arguments, str(script)]
 
 
 def call_path(staging: Path, index: int) -> Path:

@@ -106,9 +106,9 @@ class SiteFolder:
             write_bytes(self._script(key), text.encode())
 
     def script(self, shape: Mapping[str, Any]) -> str | None:
-        """The job script of a shape; None when no plan had it."""
+        """The job script of a shape; None when no plan had it. One that was changed since names the script it had."""
         try:
-            return self._script(shape_key(shape)).read_text(encoding="utf-8")
+            return self._script(shape.get("script") or shape_key(shape)).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
