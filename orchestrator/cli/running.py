@@ -74,7 +74,7 @@ def submit(
     # Read before the plan is made: who sends a run in between has it, and we leave it out.
     newest = _newest_attempts(workspace)
     plan = planner.current(workspace, local=local, cluster=cluster, sets=sets or [])
-    done = submitter.submit(workspace, plan, stale=stale, newest_known=newest)
+    done = submitter.submit(workspace, plan, stale=stale, newest_known=newest, sets=sets or [])
     under_way = [run.cell.run_id for run in plan.runs if run.action is Action.RUNNING]
     if json:
         output.facts({**asdict(done), "target": plan.target})
@@ -330,7 +330,7 @@ def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
             shape = {}
         by_target.setdefault(spec.target, []).append((spec, shape))
     done = [
-        submitter.send(workspace, wanted, target, newest_known={run.run_id: run.attempt for run in chosen})
+        submitter.send(workspace, wanted, target, newest_known={run.run_id: run.attempt for run in chosen}, anew=True)
         for target, wanted in by_target.items()
     ]
     return submitter.Submitted(

@@ -85,7 +85,13 @@ class Shepherd:
         from orchestrator import submitter
 
         self._tried_at = time.monotonic()
-        more = submitter.submit(self._workspace, self._plan, stale=self._stale, newest_known=self._newest_known)
+        more = submitter.submit(
+            self._workspace,
+            self._plan,
+            stale=self._stale,
+            newest_known=self._newest_known,
+            snapshot=self.done.snapshot,
+        )
         self.done = replace(
             more,
             sent=[*self.done.sent, *more.sent],
