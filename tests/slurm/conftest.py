@@ -53,7 +53,7 @@ def accounting_lab() -> Iterator[Lab]:
 def newer_release() -> releases.Release | None:
     """Slurm 24.11 of Debian 13; None where its packages cannot be fetched, which the summary then says."""
     try:
-        return releases.newer()
+        return releases.newer_release()
     except releases.UnreachableError as error:
         _UNREACHED.append(str(error))
         return None
@@ -63,6 +63,17 @@ def newer_release() -> releases.Release | None:
 def newer_lab(newer_release: releases.Release) -> Iterator[Lab]:
     """A cluster of the newer release, with accounting."""
     yield from booted(accounting=True, release=newer_release)
+
+
+@pytest.fixture
+def any_lab(request: pytest.FixtureRequest) -> Lab:
+    """The cluster without accounting; for a test marked ``both``, afterwards the cluster of the newer release."""
+    if getattr(request, "param", "installed") == "installed":
+        return request.getfixturevalue("lab")  # type: ignore[no-any-return]
+    if request.getfixturevalue("newer_release") is None:
+        request.node.add_marker("optional")  # nobody can promise that an archive answers
+        pytest.skip(f"Slurm {releases.NEWER}: {_UNREACHED[-1]}")
+    return request.getfixturevalue("newer_lab")  # type: ignore[no-any-return]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 SUITE, NEWER = "trixie", "24.11"
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurmdbd", "slurm-wlm-mysql-plugin")
 CLIENTS = ("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sdiag", "sinfo", "squeue", "srun")
@@ -53,13 +55,16 @@ class Release:
 
 
 INSTALLED = Release()
+both = pytest.mark.parametrize("any_lab", ["installed", NEWER], indirect=True)
+"""For tests of what releases of Slurm may do differently; such a test takes its cluster from ``any_lab``."""
+newer = pytest.mark.parametrize("any_lab", [NEWER], indirect=True)
 
 
 class UnreachableError(Exception):
     """The packages cannot be fetched from here, so nothing can be said of the release."""
 
 
-def newer() -> Release:
+def newer_release() -> Release:
     """Slurm 24.11, fetched when it is not in the cache.
 
     Raises:

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.lab import Lab
+from tests.slurm.releases import both
 from tests.slurm.study import DEFAULTS, Study, number_sent
 
 pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture
-def study(lab: Lab, tmp_path: Path) -> Iterator[Study]:
-    made = Study(lab, tmp_path / "study")
+def study(any_lab: Lab, tmp_path: Path) -> Iterator[Study]:
+    made = Study(any_lab, tmp_path / "study")
     yield made
     made.forget()
 
@@ -41,6 +42,7 @@ SLOW = DEFAULTS.replace("epochs = 3", "epochs = 400").replace('strategy = "probe
 THREE = DEFAULTS.replace('strategy = "probe"\n', "")
 
 
+@both
 def test_two_nodes_of_two_ranks(study: Study) -> None:
     """Four ranks over two nodes meet, although node names do not resolve; each has a device of its own."""
     study.write('[matrix]\nhardware = ["a100:2x2"]\n')
@@ -56,6 +58,7 @@ def test_two_nodes_of_two_ranks(study: Study) -> None:
     assert (start["job_id"], start["job_name"][:4], start["restarts"]) == (row["job_id"], "orc-", 0)
 
 
+@both
 def test_cancel_ends_ours_and_nobody_elses(study: Study, tmp_path: Path) -> None:
     """A running, a waiting and a foreign job of nearly the same name; one scancel, and every state says who did it."""
     other = tmp_path / "other.sh"
@@ -89,6 +92,7 @@ def test_a_failing_scancel_changes_nothing(study: Study, tmp_path: Path) -> None
     assert study.states() == ["pending"]
 
 
+@both
 def test_a_waiting_task_that_somebody_cancels_alone(study: Study) -> None:
     """Neither the queue nor accounting ever names it again; its array does, without it."""
     study.write('[matrix]\nhardware = ["a100:1"]\nseed = [0, 1, 2]\n', partition="closed")
@@ -102,6 +106,7 @@ def test_a_waiting_task_that_somebody_cancels_alone(study: Study) -> None:
     assert number_sent(study.run("submit")) == 1
 
 
+@both
 def test_failures_have_their_class_and_their_words(study: Study) -> None:
     """A crash on rank 1, a silent exit, a hang, full memory, a broken prologue: each is told as what it is."""
     faults = ["crash", "exit", "hang", "memory"]
@@ -123,6 +128,7 @@ def test_failures_have_their_class_and_their_words(study: Study) -> None:
     assert "crash on purpose" in study.log(rows["crash"]["run_id"])
 
 
+@both
 def test_a_broken_prologue_is_told_in_its_own_words(study: Study) -> None:
     """The rank never starts; the script's own log is what there is to show."""
     study.write('[matrix]\nhardware = ["a100:1"]\n', top='prologue = ["module load nothing"]')

@@ -13,6 +13,7 @@ from orchestrator import cluster, render, resources
 from orchestrator.profile import ClusterProfile
 from orchestrator.resources import ResourceShape
 from tests.slurm.lab import NODES, Lab, processors
+from tests.slurm.releases import both
 from workloads import registry
 from workloads.contract import Execution, Hardware, TrainConfig
 
@@ -74,6 +75,7 @@ class Site:
         self.python.chmod(0o755)
         if "python =" not in top:
             top = f"python = {json.dumps(str(self.python))}\n{top}"
+        top = self.lab.slurm_bin + top
         profile = cluster.parse_file(PROFILE.format(top=top, gpu=gpu), "cluster.toml")["lab"]
         script = self.folder / "job.sh"
         shape = _shape(profile, hardware, strategy, seconds)
@@ -105,10 +107,11 @@ def _shape(profile: ClusterProfile, hardware: str, strategy: str, seconds: int) 
 
 
 @pytest.fixture
-def site(lab: Lab, tmp_path: Path) -> Site:
-    return Site(lab, tmp_path)
+def site(any_lab: Lab, tmp_path: Path) -> Site:
+    return Site(any_lab, tmp_path)
 
 
+@both
 def test_every_rank_of_a_pair_starts_as_planned(site: Site) -> None:
     """Plain sbatch under --export=NONE: interpreter, arguments, cores, devices and variables of both ranks."""
     script = site.script("a100:2")
@@ -156,6 +159,7 @@ def test_a_plain_srun_finds_nothing_under_export_none(site: Site) -> None:
     assert "execve(): python3: No such file or directory" in output.read_text()
 
 
+@both
 def test_tasks_of_an_array_share_a_folder(site: Site) -> None:
     """The same script serves an array: one folder by the array's id, logs and records by task."""
     script = site.script("a30:1", "eager")
@@ -191,6 +195,7 @@ def test_submitit_finds_its_pickles(site: Site, array: bool) -> None:
         assert "Job completed successfully" in path.stdout.read_text() + path.stderr.read_text()
 
 
+@both
 def test_two_nodes(site: Site) -> None:
     """One rank and one device on each of two nodes."""
     job = site.lab.wait(site.lab.submit(site.script("a100:1x2")))
@@ -201,6 +206,7 @@ def test_two_nodes(site: Site) -> None:
     assert [e["CUDA_VISIBLE_DEVICES"] for e in env] == ["0", "0"]
 
 
+@both
 @pytest.mark.parametrize("gpu", ["ask_gpus = 2", 'request = "none"'])
 def test_a_run_uses_its_own_part_of_a_whole_node(site: Site, gpu: str) -> None:
     """Two GPUs are held (or none is named), one is used: the rank sees one."""
@@ -210,6 +216,7 @@ def test_a_run_uses_its_own_part_of_a_whole_node(site: Site, gpu: str) -> None:
     assert record["env"]["CUDA_VISIBLE_DEVICES"] == "0"
 
 
+@both
 @pytest.mark.parametrize("request_", ["gres", "gpus", "gpus_per_node", "gpus_per_task"])
 @pytest.mark.parametrize("mem_style", ["node", "per_gpu", "per_cpu"])
 @pytest.mark.parametrize("cpus_by", ["task", "gpu"])
@@ -219,6 +226,7 @@ def test_slurm_takes_every_form_of_request(site: Site, request_: str, mem_style:
     site.lab.command("sbatch", "--test-only", site.script("a100:2", gpu=gpu))
 
 
+@both
 def test_a_prologue_that_fails_is_told_from_a_run_that_fails(site: Site) -> None:
     """Its exit code is the job's, its line is in the log, and no rank started."""
     job = site.lab.wait(site.lab.submit(site.script("a100:1", "eager", top='prologue = ["module load nothing"]')))
@@ -227,6 +235,7 @@ def test_a_prologue_that_fails_is_told_from_a_run_that_fails(site: Site) -> None
     assert not site.recorded()
 
 
+@both
 def test_a_dead_rank_ends_the_job(site: Site) -> None:
     """Rank 1 exits with 71 while rank 0 would wait for minutes: the job fails within seconds and says which rank."""
     then = 'time.sleep(0 if os.environ["SLURM_PROCID"] == "1" else 300); sys.exit(71)'
@@ -243,6 +252,7 @@ time.sleep(300)
 """
 
 
+@both
 @pytest.mark.parametrize("launcher", ["srun", "none"])
 def test_the_announcement_of_the_limit_reaches_the_rank(site: Site, launcher: str) -> None:
     """The signal that --signal asks for gets to Python, with a job step and without one."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.slurm.lab import Lab
+from tests.slurm.releases import newer
 from tests.slurm.study import ROOT, Study, job_ids, number_sent
 
 pytestmark = pytest.mark.slurm
@@ -25,9 +26,9 @@ seed = [0, 1, 2, 3, 4, 5, 6, 7, 8]
 """
 
 
-def go_through(study: Study) -> list[dict[str, Any]]:
+def go_through(study: Study, top: str = "") -> list[dict[str, Any]]:
     """Plan, submit, status, results; the rows of the last status."""
-    study.write(TWO_SHAPES)
+    study.write(TWO_SHAPES, top=top)
     planned = json.loads(study.run("plan", "--json").stdout)
     assert len(planned["runs"]) == 18 and len(planned["scripts"]) == 2
     assert number_sent(study.run("submit")) == 18
@@ -58,6 +59,14 @@ def test_a_study_with_accounting(accounting_lab: Lab, tmp_path: Path) -> None:
     """The same where jobs are accounted for: sacct and the store agree on every job."""
     study = Study(accounting_lab, tmp_path / "study")
     _agree(accounting_lab, go_through(study))
+
+
+@newer
+@pytest.mark.parametrize("accounting", ["sacct", "squeue"])
+def test_a_study_on_the_newer_release(any_lab: Lab, tmp_path: Path, accounting: str) -> None:
+    """The same, by what its accounting says, and by what its controller says."""
+    study = Study(any_lab, tmp_path / "study")
+    _agree(any_lab, go_through(study, top=f'accounting = "{accounting}"'))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; all other tests ran unprivileged")

@@ -15,6 +15,7 @@ import pytest
 
 from db.engine import open_store
 from tests.slurm.lab import Lab
+from tests.slurm.releases import both
 from tests.slurm.study import Study, job_ids, number_sent
 
 pytestmark = pytest.mark.slurm
@@ -32,9 +33,9 @@ REFUSED = (
 
 
 @pytest.fixture
-def study(lab: Lab, tmp_path: Path) -> Iterator[Study]:
+def study(any_lab: Lab, tmp_path: Path) -> Iterator[Study]:
     """Four runs of two shapes in a queue that starts nothing."""
-    made = Study(lab, tmp_path / "study")
+    made = Study(any_lab, tmp_path / "study")
     made.write(FOUR_RUNS, partition="closed")
     yield made
     made.forget()
@@ -166,9 +167,10 @@ def test_a_submit_killed_anywhere_is_made_up_for(study: Study) -> None:
         assert_each_is_there_once(study)
 
 
-def test_what_is_submitted_runs_although_nobody_came_back(lab: Lab, tmp_path: Path) -> None:
+@both
+def test_what_is_submitted_runs_although_nobody_came_back(any_lab: Lab, tmp_path: Path) -> None:
     """Killed right after sbatch, nothing moved, no number known: jobs find their calls, and are found themselves."""
-    study = Study(lab, tmp_path / "study")
+    study = Study(any_lab, tmp_path / "study")
     study.write('[matrix]\nhardware = ["a100:1"]\nseed = [0, 1]\n')
     done = study.run("submit", expect=None, before=Points("after sbatch", 1).install)
     assert done.exit_code == -signal.SIGKILL
@@ -239,6 +241,7 @@ def test_a_refused_array_leaves_the_others_alone(study: Study, tmp_path: Path) -
     assert_each_is_there_once(study, 6)
 
 
+@both
 def test_what_does_not_fit_waits_for_the_next_submit(study: Study) -> None:
     """Arrays no longer than the site allows, indices from 0 in each, and no more jobs than one user may have."""
     study.write(
@@ -259,6 +262,7 @@ def test_what_does_not_fit_waits_for_the_next_submit(study: Study) -> None:
     assert len([row for row in study.status() if row["state"] == "pending"]) == 5
 
 
+@both
 def test_a_job_around_submit_leaves_no_trace(study: Study) -> None:
     """SLURM_* and SBATCH_* of the caller decide nothing, and that is said."""
 
