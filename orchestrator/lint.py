@@ -76,10 +76,10 @@ def _against(found: list[tuple[str, str | bool]], wanted: Options, forbid: Colle
             yield Fault(f"--{name} is said {count} times, and Slurm takes the last", _key(name))
         elif name in forbid:
             yield Fault(f"--{name} is forbidden at this site", "take it out of the block directives, or of forbid")
-    for family, what in ((GPU_DIRECTIVES, "GPUs"), (MEMORY_DIRECTIVES, "memory")):
-        said = sorted(name for name in names if name in family)
-        if len(said) > 1:
-            yield Fault(f"{what} are asked for in {len(said)} ways: --{' and --'.join(said)}", _key(said[0]))
+    for family, what in ((GPU_DIRECTIVES, "GPUs are"), (MEMORY_DIRECTIVES, "memory is")):
+        ways = sorted(name for name in names if name in family)
+        if len(ways) > 1:
+            yield Fault(f"{what} asked for in {len(ways)} ways: --{' and --'.join(ways)}", _key(ways[0]))
     for name, value in dict(found).items():
         if name in OWNED_DIRECTIVES and wanted.get(name) != value:
             said = f"--{name}" if value is True else f"--{name}={value}"

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 VERBS: dict[str, tuple[str, str]] = {
-    "init": ("starting", "Write a starter experiment.toml."),
+    "init": ("starting", "Write a starter experiment.toml, or a cluster.toml for this site."),
     "doctor": ("starting", "Say whether this machine, cluster and data are usable, and what to fix."),
     "plan": ("planning", "Show what would run, what is done, what is excluded and why."),
     "submit": ("running", "Carry out the plan; safe to interrupt, safe to repeat."),

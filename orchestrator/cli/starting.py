@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,28 +29,74 @@ app = typer.Typer()
 def init(
     study: Annotated[str, typer.Option("--study", "-s", help="Which starter study.")] = "demo",
     experiment: ExperimentOption = DEFAULT_EXPERIMENT,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an experiment file that is already there.")] = False,
-    list_studies: Annotated[bool, typer.Option("--list", help="List the starter studies and stop.")] = False,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Write a cluster.toml for this site instead.")] = False,
+    profile: Annotated[
+        str | None, typer.Option("--profile", metavar="NAME", help="With --cluster: this shipped profile.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is already there.")] = False,
+    list_all: Annotated[
+        bool, typer.Option("--list", help="List the starter studies, with --cluster the shipped profiles, and stop.")
+    ] = False,
 ) -> None:
-    """Write a starter experiment.toml.
+    """Write a starter experiment.toml, or a cluster.toml for this site.
+
+    With --cluster: the shipped profile whose host names match this one, else what Slurm says of partitions, GPUs, your
+    accounts and limits.
 
     Example: orchestrate init --study demo
+
+    Example: orchestrate init --cluster
     """
+    if profile is not None and not cluster:
+        raise InputError("--profile names a shipped profile of a cluster", hint="add --cluster")
+    if cluster:
+        _init_cluster(profile, force=force, list_all=list_all)
+        return
     from orchestrator import studies
 
-    if list_studies:
+    if list_all:
         for name in studies.names():
             typer.echo(f"{name}: {studies.summary(name)}")
         return
     text = studies.read(study)
-    if experiment.exists() and not force:
-        raise InputError(
-            "an experiment file is already here, and it was not touched",
-            where=str(experiment),
-            hint="--force overwrites it, --experiment writes another file",
-        )
-    experiment.write_text(text, encoding="utf-8", newline="\n")
+    _write(experiment, text, "an experiment file", force=force, other="--experiment writes another file")
     output.talk(f"wrote {experiment} (study {study}); next: orchestrate plan --local")
+
+
+def _init_cluster(profile: str | None, *, force: bool, list_all: bool) -> None:
+    from orchestrator import cluster as clusters
+
+    if list_all:
+        for name, text in clusters.shipped().items():
+            first = text.partition("\n")[0].removeprefix("# ")
+            typer.echo(f"{name}: {first}")
+        return
+    from orchestrator import discovery
+    from orchestrator.executors import slurm_commands
+
+    def run(*argv: str) -> tuple[bool, str]:
+        answer = slurm_commands.run(*argv)
+        return answer.ok, answer.stdout if answer.ok else answer.text
+
+    path = Path(clusters.DEFAULT_FILE)
+    if path.exists() and not force:
+        _refuse_to_overwrite(path, "a cluster file", "")
+    made = discovery.compose(profile, run)
+    _write(path, made.text, "a cluster file", force=force)
+    for note in made.notes:
+        output.talk(f"to do in {path}: {note}")
+    output.talk(f"wrote {path} (cluster {made.name}, from {made.origin}); next: orchestrate doctor")
+
+
+def _write(path: Path, text: str, what: str, *, force: bool, other: str = "") -> None:
+    if path.exists() and not force:
+        _refuse_to_overwrite(path, what, other)
+    path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def _refuse_to_overwrite(path: Path, what: str, other: str) -> None:
+    hint = ", ".join(filter(None, ("--force overwrites it", other)))
+    raise InputError(f"{what} is already here, and it was not touched", where=str(path), hint=hint)
 
 
 @app.command()

@@ -131,7 +131,7 @@ def test_golden_scripts(name: str, hardware: str, golden: Callable[[str, str], N
 BROKEN = {
     "": "the script does not start with #!",
     "\n#!/bin/bash\n{d}": "the script does not start with #!",
-    "#!/bin/bash\n{d}#SBATCH --mem-per-gpu=1G\n": "memory are asked for in 2 ways: --mem and --mem-per-gpu",
+    "#!/bin/bash\n{d}#SBATCH --mem-per-gpu=1G\n": "memory is asked for in 2 ways: --mem and --mem-per-gpu",
     "#!/bin/bash\n{d}#SBATCH --gpus=2\n": "GPUs are asked for in 2 ways: --gpus and --gres",
     "#!/bin/bash\n{d}#SBATCH -t 90\n": "--time is said 2 times, and Slurm takes the last",
     "#!/bin/bash\n{d}#SBATCH --reservation=x\n": "--reservation is forbidden at this site",

@@ -1,0 +1,315 @@
+"""``init --cluster``: what Slurm prints -> facts -> a cluster file that can be read, at sites of several kinds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator import cluster, clusterfile, discovery, lint, sites
+from orchestrator.errors import InputError, OperationError
+from orchestrator.profile import ClusterProfile
+from orchestrator.sites import Site
+
+HOSTS = ("login2", "login2.big.example.edu")
+
+BIG = {
+    "sinfo": """\
+htc|up|4:00:00|40|48|515000|gpu:a100:4(S:0-3)|public,a100_80
+htc|up|4:00:00|6|48|515000|gpu:a30:3(S:0,1)|public
+general|up|30-00:00:00|40|48|515000|gpu:a100:4(S:0-3)|public,a100_80
+general|up|30-00:00:00|2|64|1031000|gpu:a100:8(S:0-3)|private
+public|up|7-00:00:00|40|48|515000|gpu:a100:4(S:0-3)|public,a100_80
+public|up|7-00:00:00|6|48|515000|gpu:a30:3(S:0,1)|public
+public|up|7-00:00:00|3|48|515000|gpu:a100.20gb:16(S:0-1)|public
+public|up|7-00:00:00|100|128|515000|(null)|public
+arm|up|7-00:00:00|4|72|573000|gpu:gh200:1|(null)
+staff|up|infinite|10|48|515000|gpu:v100:4|(null)
+old|down|infinite|10|48|515000|gpu:k80:4|(null)
+""",
+    "partitions": """\
+PartitionName=htc AllowGroups=ALL AllowAccounts=ALL DenyQos=private AllowQos=ALL Default=NO QoS=N/A MaxNodes=UNLIMITED \
+MaxTime=04:00:00 OverSubscribe=NO PriorityTier=1 PreemptMode=OFF State=UP
+PartitionName=general AllowGroups=ALL AllowAccounts=ALL AllowQos=private,grp_lab Default=NO QoS=caps MaxNodes=4 \
+MaxTime=30-00:00:00 OverSubscribe=NO PriorityTier=1 PreemptMode=CANCEL State=UP
+PartitionName=public AllowGroups=ALL AllowAccounts=ALL AllowQos=public,debug,class Default=YES QoS=N/A \
+MaxNodes=UNLIMITED MaxTime=7-00:00:00 OverSubscribe=NO PriorityTier=1 PreemptMode=OFF State=UP
+PartitionName=arm AllowAccounts=ALL AllowQos=ALL Default=NO MaxTime=7-00:00:00 State=UP RootOnly=NO
+PartitionName=staff AllowAccounts=sysadmin AllowQos=ALL Default=NO MaxTime=UNLIMITED State=UP
+""",
+    "nodes": """\
+NodeName=sg001 Arch=x86_64 CoresPerSocket=24 CPUTot=48 Gres=gpu:a100:4(S:0-3) Partitions=htc,general,public
+NodeName=gh01 Arch=aarch64 CoresPerSocket=72 CPUTot=72 Gres=gpu:gh200:1 Partitions=arm
+""",
+    "config": """\
+Configuration data as of 2026-11-28T02:48:23
+AccountingStorageType   = accounting_storage/slurmdbd
+ClusterName             = Big
+MaxArraySize            = 50001
+PreemptMode             = CANCEL,GANG
+PreemptType             = preempt/qos
+SLURM_VERSION           = 24.11.5
+""",
+    "user": "grp_lab\n",
+    "associations": """\
+big|grp_lab||grp_lab,private,public|public|5000|
+big|class_ml||class|class||
+other|elsewhere||normal|normal||
+""",
+    "qos": """\
+normal||||
+public|||500|
+private||||
+grp_lab|14-00:00:00|||private
+class|1-00:00:00|cpu=32,gres/gpu=4,mem=320G|10|
+caps||node=2||
+""",
+}
+
+
+def settings(**changes: str) -> dict[str, str]:
+    return {name: text for name, text in {**BIG, **changes}.items() if text}
+
+
+def made(site: Site, **place: str) -> tuple[str, ClusterProfile]:
+    """The file and what it means."""
+    text = clusterfile.text(
+        site, clusterfile.Place(**{"user": "me", "host": HOSTS[-1], "date": "2026-11-28", "scratch": ""} | place)
+    )
+    return text, cluster.parse_file(text, "cluster.toml")[clusterfile.target(site)]
+
+
+def test_a_large_site(tmp_path: Path) -> None:
+    """Types with dots, slices, another processor, nodes that differ, pairs of partition and QOS with their limits, what
+    is preempted; partitions of others and those that are down are left out. Every pair that it has passes the lint."""
+    text, profile = made(sites.read(BIG), scratch="/scratch/{user}")
+    assert profile.name == "big" and profile.matches("login7.big.example.edu") and not profile.matches("big.org")
+    assert profile.account == "grp_lab" and "# Your accounts: grp_lab, class_ml; grp_lab is the one" in text
+    assert (profile.max_submit, profile.array_index_max, profile.accounting) == (500, 50000, "auto")
+    assert profile.requeue == "cancel" and profile.data.endswith("/data")
+    assert list(profile.gpu) == ["a100", "a30", "gh200", "a100.20gb"]
+    a100 = profile.gpu["a100"]
+    assert (a100.type, a100.node_gpus, a100.node_cores, a100.cpus_per_gpu) == ("a100", 8, 64, 8)
+    assert a100.mem_per_gpu_bytes == 119 << 30 and "# They differ" in text
+    assert (profile.gpu["a30"].node_gpus, profile.gpu["a30"].cpus_per_gpu) == (3, 16)
+    assert profile.gpu["a100.20gb"].mig and profile.gpu["gh200"].arch == "aarch64"
+    day = 86400
+    queues = [(q.partition, q.qos, q.max_time_s, q.max_nodes, q.preemptable) for q in a100.queue]
+    assert queues == [
+        ("public", "public", 7 * day, 0, False),
+        ("htc", "public", 4 * 3600, 0, False),
+        ("htc", "grp_lab", 4 * 3600, 0, False),
+        ("general", "grp_lab", 14 * day, 2, False),
+        ("general", "private", 30 * day, 2, True),
+    ]
+    assert profile.cpu is not None and [str(q) for q in profile.cpu.queue] == ["public/public"]
+    assert profile.cpu.node_cores == 128
+    assert not lint.profile_faults(profile, runs=tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["partitions", "nodes", "config", "user", "associations", "qos"])
+def test_any_answer_but_the_first_may_be_missing(missing: str) -> None:
+    """The file says which question was not answered and why, and can still be read."""
+    site = sites.read(settings(**{missing: ""}), {missing: "Access denied"})
+    text, profile = made(site)
+    # Without its settings nobody knows whether a site has accounts, so nobody misses them.
+    assert f"# Not answered here: {missing} (Access denied)" in text
+    assert "a100" in profile.gpu and not lint.profile_faults(profile)
+
+
+def test_a_site_without_accounting() -> None:
+    """No account, no QOS; states come from the controller."""
+    config = "ClusterName = lab\nAccountingStorageType = accounting_storage/none\nMaxArraySize = 1001\n"
+    site = sites.read(settings(config=config, user="", associations="", qos=""), {"qos": "You are not running"})
+    text, profile = made(site)
+    assert "# This site has no accounts." in text and "Not answered" not in text
+    assert (profile.account, profile.accounting, profile.requeue) == ("", "squeue", "never")
+    assert ("htc", "") in [(q.partition, q.qos) for q in profile.gpu["a100"].queue]
+
+
+def test_gpus_without_a_type_are_told_apart_by_features() -> None:
+    """As at sites that choose the type by constraint; nodes whose features say nothing get a table of their own."""
+    sinfo = """\
+gpu|up|1-00:00:00|8|64|500000|gpu:8|a100,nvme
+gpu|up|1-00:00:00|8|40|180000|gpu:4|v100-32g
+gpu|up|1-00:00:00|2|40|180000|gpu:4|(null)
+"""
+    _, profile = made(sites.read({"sinfo": sinfo, "config": BIG["config"]}))
+    assert {kind: (nodes.type, nodes.constraint) for kind, nodes in profile.gpu.items()} == {
+        "a100": ("", "a100"),
+        "v100": ("", "v100-32g"),
+        "any": ("", ""),
+    }
+
+
+@pytest.mark.parametrize(
+    ("gres", "found"),
+    [
+        ("gpu:a100:4(S:0-3)", [("a100", 4)]),
+        ("gpu:a100:4(S:0,2),gpu:a100.20gb:8(S:1),nvme:1", [("a100", 4), ("a100.20gb", 8)]),
+        ("gpu:nvidia_h100_80gb_hbm3_1g.10gb:28", [("nvidia_h100_80gb_hbm3_1g.10gb", 28)]),
+        ("gpu:8", [("", 8)]),
+        ("gpu", [("", 1)]),
+        ("gpu:A30:2,shard:a30:8", [("A30", 2)]),
+        ("(null)", []),
+        ("craynetwork:4", []),
+    ],
+)
+def test_gres_of_every_kind(gres: str, found: list[tuple[str, int]]) -> None:
+    """The type is kept as the site spells it."""
+    assert list(sites.gpus(gres)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("4:00:00", 14400),
+        ("7-00:00:00", 604800),
+        ("1-12", 129600),
+        ("30:00", 1800),
+        ("90", 5400),
+        ("infinite", 0),
+        ("UNLIMITED", 0),
+        ("", 0),
+        ("soon", 0),
+    ],
+)
+def test_times_as_slurm_prints_them(text: str, seconds: int) -> None:
+    """Two fields are minutes and seconds; no limit is 0."""
+    assert sites.seconds(text) == seconds
+
+
+def test_nodes_that_are_given_whole() -> None:
+    """OverSubscribe=EXCLUSIVE: the request says so, and its cost is that of the node."""
+    partitions = "PartitionName=gpu AllowQos=ALL OverSubscribe=EXCLUSIVE State=UP MaxTime=1-00:00:00 Default=YES"
+    sinfo = "gpu|up|1-00:00:00|8|96|768000|gpu:h100:4|(null)\n"
+    _, profile = made(sites.read({"sinfo": sinfo, "partitions": partitions}))
+    assert profile.gpu["h100"].asked_gpus(2) == 4 and profile.name == "cluster"
+
+
+def test_preemption_by_priority_of_partitions() -> None:
+    """What others may push out comes last, and is not used unless the user says so."""
+    config = "ClusterName=x\nPreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\nMaxArraySize=1001\n"
+    partitions = """\
+PartitionName=free Default=YES MaxTime=1-00:00:00 PriorityTier=1 State=UP
+PartitionName=paid Default=NO MaxTime=2-00:00:00 PriorityTier=10 State=UP
+"""
+    sinfo = "free|up|1-00:00:00|8|32|256000|gpu:A30:4|(null)\npaid|up|2-00:00:00|8|32|256000|gpu:A30:4|(null)\n"
+    _, profile = made(sites.read({"sinfo": sinfo, "partitions": partitions, "config": config}))
+    assert profile.requeue == "requeue" and profile.gpu["a30"].type == "A30"
+    assert [(q.partition, q.preemptable) for q in profile.gpu["a30"].queue] == [("paid", False), ("free", True)]
+
+
+# --- which file is written ---
+
+
+class Slurm:
+    """Client commands with the answers of a site."""
+
+    def __init__(self, answers: dict[str, str], refuses: str = "Access denied") -> None:
+        self.answers, self.refuses = answers, refuses
+        self.asked: list[tuple[str, ...]] = []
+
+    def __call__(self, *argv: str) -> tuple[bool, str]:
+        self.asked.append(argv)
+        question = next(q for q, a in sites.COMMANDS.items() if tuple(w.format(user="me") for w in a) == argv)
+        return (True, self.answers[question]) if question in self.answers else (False, self.refuses)
+
+
+@pytest.fixture(autouse=True)
+def me(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("USER", "LOGNAME", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "me")
+    for name in ("SCRATCH", "SCRATCHDIR", "WORK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_site_we_never_saw_is_asked() -> None:
+    """The file says where it comes from, and what is left to do."""
+    found = discovery.compose(None, Slurm(BIG), hosts=HOSTS)
+    assert (found.name, found.origin) == ("big", "what Slurm 24.11.5 says")
+    assert found.notes == ("scratch: no folder was found that is surely shared; name yours",)
+
+
+def test_a_shipped_profile_is_taken_where_its_hosts_match() -> None:
+    """Nothing is asked, and the text is that of the profile."""
+    slurm = Slurm(BIG)
+    found = discovery.compose(None, slurm, hosts=("sol-login01", "sol-login01.sol.rc.asu.edu"))
+    assert found.text == cluster.shipped()["sol"] and not slurm.asked
+    assert found.origin == "the shipped profile sol, whose hosts match sol-login01.sol.rc.asu.edu"
+
+
+@pytest.mark.parametrize(
+    ("answers", "line", "notes"),
+    [
+        (
+            {"config": "ClusterName=delta\nAccountingStorageType=accounting_storage/slurmdbd"}
+            | {"associations": "delta|bxyz-delta-gpu||normal|normal||\ndelta|bxyz-delta-cpu||normal|normal||\n"}
+            | {"user": "bxyz-delta-cpu\n"},
+            '# Your accounts: bxyz, bxyz-delta-cpu.\naccount = "bxyz-delta-cpu"\n',
+            (),
+        ),
+        (
+            {},
+            '# Required here, and Slurm did not tell yours.\naccount = ""\n',
+            ("account: this site takes no job without one; set yours",),
+        ),
+    ],
+)
+def test_a_shipped_profile_gets_the_users_account(answers: dict[str, str], line: str, notes: tuple[str, ...]) -> None:
+    """Without the ending that the profile adds by itself."""
+    found = discovery.compose("delta", Slurm(answers), hosts=HOSTS)
+    assert f"[cluster.delta]\n{line}" in found.text and found.notes == notes
+    assert cluster.parse_file(found.text, "cluster.toml")["delta"].gpu.keys() >= {"a100", "a40"}
+
+
+def test_where_nothing_can_be_asked() -> None:
+    """No Slurm, a Slurm that does not answer, a cluster without nodes for this user, a profile that does not exist."""
+    with pytest.raises(InputError, match="there is no Slurm here to ask") as caught:
+        discovery.compose(None, Slurm({}, "there is no sinfo on PATH"), hosts=HOSTS)
+    assert "--profile: a30-canada" in caught.value.hint
+    with pytest.raises(OperationError, match="Slurm does not say what the cluster has"):
+        discovery.compose(None, Slurm({}, "Unable to contact slurm controller"), hosts=HOSTS)
+    with pytest.raises(OperationError, match="Slurm shows no nodes that this user could ask for"):
+        discovery.compose(None, Slurm({"sinfo": "old|down|infinite|1|8|9000|gpu:k80:4|(null)\n"}), hosts=HOSTS)
+    with pytest.raises(InputError, match='there is no shipped profile "delt"') as caught:
+        discovery.compose("delt", Slurm({}), hosts=HOSTS)
+    assert caught.value.hint == 'did you mean "delta"?'
+
+
+def test_scratch_is_a_folder_that_is_there(tmp_path: Path) -> None:
+    """With the user's name left open, so that a group can share the file."""
+    (tmp_path / "me" / "x").mkdir(parents=True)
+    assert discovery.scratch("me", {"SCRATCH": f"{tmp_path}/me/x/"}) == f"{tmp_path}/{{user}}/x"
+    assert discovery.scratch("me", {"SCRATCH": f"{tmp_path}/gone"}) == ""
+
+
+def orchestrate(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PATH": "/nowhere"}
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator", *argv], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_verb_writes_and_never_overwrites_unasked(tmp_path: Path) -> None:
+    """A shipped profile by name; again only with --force; the list; an option without its companion."""
+    done = orchestrate(tmp_path, "init", "--cluster", "--profile", "leonardo")
+    assert done.returncode == 0 and "to do in cluster.toml: account" in done.stderr
+    assert (
+        "wrote cluster.toml (cluster leonardo, from the shipped profile leonardo); next: orchestrate doctor"
+        in done.stderr
+    )
+    written = (tmp_path / "cluster.toml").read_text()
+    (tmp_path / "cluster.toml").write_text(f"{written}# mine\n")
+    again = orchestrate(tmp_path, "init", "--cluster", "--profile", "sol")
+    assert again.returncode == 2 and "a cluster file is already here, and it was not touched" in again.stderr
+    assert (tmp_path / "cluster.toml").read_text() == f"{written}# mine\n"
+    assert orchestrate(tmp_path, "init", "--cluster", "--profile", "sol", "--force").returncode == 0
+    assert (tmp_path / "cluster.toml").read_text() == cluster.shipped()["sol"]
+    listed = orchestrate(tmp_path, "init", "--cluster", "--list")
+    assert [line.partition(":")[0] for line in listed.stdout.splitlines()] == list(cluster.shipped())
+    alone = orchestrate(tmp_path, "init", "--profile", "sol")
+    assert alone.returncode == 2 and "add --cluster" in alone.stderr
