@@ -22,15 +22,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def _on_ci() -> bool:
+    return os.environ.get("CI", "").lower() in {"1", "true"}
+
+
+def _fail_for_skip(report: pytest.TestReport | pytest.CollectReport, what: str) -> None:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    report.outcome = "failed"
+    report.longrepr = f"{what} was skipped, and CI promises to run it: {reason}"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """In continuous integration a skip is a failure, but for tests of what is not promised there."""
     report = yield
     excused = any(item.get_closest_marker(name) for name in ("gpu", "optional"))
-    if report.skipped and not excused and os.environ.get("CI", "").lower() in {"1", "true"}:
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        report.outcome = "failed"
-        report.longrepr = f"{item.nodeid} was skipped, and CI promises to run it: {reason}"
+    if report.skipped and not excused and _on_ci():
+        _fail_for_skip(report, item.nodeid)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A whole module that skips itself, as with ``importorskip``, has no tests that could be excused."""
+    report = yield
+    if report.skipped and _on_ci():
+        _fail_for_skip(report, collector.nodeid)
     return report
 
 
