@@ -152,7 +152,8 @@ def _unpacked(packages: list[Path], tree: Path) -> Path:
 def _run(*argv: str) -> str:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     said = done.stdout + done.stderr
-    if done.returncode and _UNREACHABLE.search(said):
-        raise UnreachableError(said.strip().splitlines()[-1])
+    unreachable = [line for line in said.splitlines() if _UNREACHABLE.search(line)]
+    if done.returncode and unreachable:
+        raise UnreachableError(unreachable[0])
     assert done.returncode == 0, f"{argv}: exit {done.returncode}: {said}"
     return said

@@ -1,0 +1,41 @@
+"""The second release of Slurm is what it says, and where it cannot be had that is said."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.slurm import releases
+from tests.slurm.lab import Lab
+
+pytestmark = pytest.mark.slurm
+
+
+@releases.newer
+def test_login_node_controller_and_jobs_are_of_the_newer_release(any_lab: Lab, tmp_path: Path) -> None:
+    """The clients, the controller and the srun that a job finds; the machine's own Slurm has no part in it."""
+    version = f"slurm-wlm {releases.NEWER}."
+    assert any_lab.command("sinfo", "--version").startswith(version)
+    assert f"SLURM_VERSION           = {releases.NEWER}." in any_lab.command("scontrol", "show", "config")
+    script = tmp_path / "job.sh"
+    programs = any_lab.release.programs
+    script.write_text(f"#!/bin/bash\n#SBATCH --export=NONE\nPATH={programs}:$PATH\nsrun --version\n")
+    job = any_lab.wait(any_lab.submit(script, f"--output={tmp_path / 'out'}", "--partition=htc"))
+    assert (tmp_path / "out").read_text().startswith(version), job
+
+
+@pytest.mark.skipif(shutil.which("apt-get") is None, reason="asks apt")
+@pytest.mark.optional
+def test_an_archive_that_cannot_be_reached_is_told_from_a_broken_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused connections excuse the tests of the release; nothing half-made stays in the cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(releases, "_archive", lambda: "http://127.0.0.1:9/debian")
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(releases.UnreachableError, match=r"127\.0\.0\.1"):
+        releases.newer_release()
+    assert [path.name for path in (tmp_path / "orchestrate" / "slurm").iterdir()] == ["lock"]
