@@ -1,0 +1,327 @@
+"""Freezing code: what is copied, linked, left out and refused; what a job makes of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator import snapshot, submitter
+from orchestrator.errors import InputError, OperationError
+from orchestrator.snapshot import Experiment
+from workloads import frozen, provenance, registry
+from workloads.errors import CodeChangedError
+from workloads.frozen import Manifest
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a plug-in package in a source tree, the only one there is."""
+    package = tmp_path / "tree" / "frosty_ways"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("A = 1\n")
+    point = importlib.metadata.EntryPoint("frosty", "frosty_ways:D", "orchestrate.strategies")
+    monkeypatch.setattr(registry, "entry_points", lambda: (point,))
+    monkeypatch.syspath_prepend(tmp_path / "tree")
+    return package
+
+
+def take(tmp_path: Path, **versions: str) -> Manifest:
+    return Manifest.read(tmp_path / "runs", name_of(tmp_path, **versions))
+
+
+def name_of(tmp_path: Path, **versions: str) -> str:
+    return snapshot.take(tmp_path / "runs", {sys.executable: versions} if versions else {})
+
+
+def copy_of(tmp_path: Path, package: str = "frosty_ways") -> Path:
+    folder = take(tmp_path).code_folder(tmp_path / "runs")
+    assert folder is not None
+    return folder / package
+
+
+def test_the_same_code_is_kept_once(tmp_path: Path, plugin: Path) -> None:
+    """Taking it again writes nothing new; an edit makes another one; both stay."""
+    first = name_of(tmp_path)
+    before = sorted((tmp_path / "runs" / "snapshots").iterdir())
+    assert name_of(tmp_path) == first and sorted((tmp_path / "runs" / "snapshots").iterdir()) == before
+    (plugin / "__init__.py").write_text("A = 2\n")
+    assert name_of(tmp_path) != first
+    assert len(list((tmp_path / "runs" / "snapshots").glob("code-*"))) == 2
+
+
+def test_sources_are_copied_data_is_linked_caches_are_left_out(tmp_path: Path, plugin: Path) -> None:
+    """A package with everything that people leave in one; what lies elsewhere or is large is not copied."""
+    (tmp_path / "elsewhere").mkdir()
+    for name in (".git", "__pycache__", "data", "data_code", "datasets", "kernels"):
+        (plugin / name).mkdir()
+        (plugin / name / "file.bin").write_bytes(b"1")
+    (plugin / "datasets" / "__init__.py").write_text("")
+    (plugin / "pictures").symlink_to(tmp_path / "elsewhere")
+    (plugin / "late.py").symlink_to(tmp_path / "tree" / "frosty_ways" / "__init__.py")
+    with open(plugin / "weights.pt", "wb") as stream:
+        stream.truncate(snapshot.LARGE_FILE_BYTES + 1)
+    copy = copy_of(tmp_path)
+    assert sorted(path.name for path in copy.iterdir()) == [
+        *("__init__.py", "data", "data_code", "datasets", "kernels", "late.py", "pictures", "weights.pt"),
+    ]
+    links = {path.name for path in copy.iterdir() if path.is_symlink()}
+    assert links == {"data", "pictures", "weights.pt"} and (copy / "data").resolve() == plugin / "data"
+    assert not os.access(copy / "__init__.py", os.W_OK) or os.geteuid() == 0
+    assert (copy / "__init__.py").stat().st_mode & 0o222 == 0
+
+
+def test_what_sources_import_from_source_trees_goes_along(tmp_path: Path, plugin: Path) -> None:
+    """Imports inside functions and of other trees count, those of installed packages do not, prose does not."""
+    tree = plugin.parent
+    (tree / "photos").mkdir()
+    (tree / "photos" / "1.py").write_text("")
+    for name in ("helper", "second", "third", "unused"):
+        (tree / f"{name}.py").write_text("import third\n" if name == "second" else "")
+    prose = '"""Read this.\n\nimport photos\nfrom unused times.\n"""\n'
+    (plugin / "more.py").write_text(f"{prose}def f():\n    from helper import x\nimport numpy, second as s\n")
+    assert sorted(take(tmp_path).frozen) == ["frosty_ways", "helper.py", "second.py", "third.py", "workloads"]
+
+
+def test_too_much_is_refused_with_a_remedy(tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes and files have limits; nothing is left behind."""
+    monkeypatch.setattr(snapshot, "MAX_BYTES", 1000)
+    monkeypatch.setattr(snapshot, "MAX_FILES", 2)
+    monkeypatch.setattr(snapshot, "OURS", "frosty_ways")
+    (plugin / "b.py").write_text("")
+    (plugin / "c.py").write_text("")
+    with pytest.raises(InputError, match="too large to be frozen") as refused:
+        name_of(tmp_path)
+    assert str(plugin) in refused.value.text() and "install it without -e" in refused.value.hint
+    (plugin / "c.py").unlink()
+    (plugin / "b.py").write_bytes(b"#" * 1001)
+    with pytest.raises(InputError, match="too large to be frozen"):
+        name_of(tmp_path)
+    assert list((tmp_path / "runs" / "snapshots").iterdir()) == []
+
+
+def test_sources_that_change_while_they_are_copied(
+    tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of an edit is never frozen."""
+    real = snapshot.shutil.copyfile
+    monkeypatch.setattr(
+        snapshot.shutil, "copyfile", lambda a, b: ((plugin / "__init__.py").write_text("B"), real(a, b))[1]
+    )
+    with pytest.raises(OperationError, match="changed while they were frozen") as refused:
+        name_of(tmp_path)
+    assert "at rest" in refused.value.hint
+    assert list((tmp_path / "runs" / "snapshots").glob("*code*")) == []
+
+
+def test_a_source_that_cannot_be_read(tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named."""
+
+    def unreadable(places: object, runs: object) -> object:
+        raise PermissionError(13, "Permission denied", str(plugin / "secret.py"))
+
+    monkeypatch.setattr(snapshot, "_content", unreadable)
+    with pytest.raises(OperationError, match=r"secret\.py: a source cannot be read: Permission denied"):
+        name_of(tmp_path)
+
+
+def test_a_damaged_copy_is_made_again(tmp_path: Path, plugin: Path) -> None:
+    """As after a purge of old files, or a power cut."""
+    copy = copy_of(tmp_path)
+    (copy / "__init__.py").unlink()
+    assert (copy_of(tmp_path) / "__init__.py").read_text() == "A = 1\n"
+
+
+def test_a_namespace_package_is_frozen_from_all_its_trees(
+    tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of several editable installs."""
+    (plugin / "__init__.py").unlink()
+    (plugin / "one.py").write_text("")
+    (tmp_path / "other" / "frosty_ways").mkdir(parents=True)
+    (tmp_path / "other" / "frosty_ways" / "two.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "other")
+    assert sorted(path.name for path in copy_of(tmp_path).iterdir()) == ["one.py", "two.py"]
+
+
+def test_the_experiment_is_kept_with_what_replaced_its_keys(tmp_path: Path, plugin: Path) -> None:
+    """Its bytes and every --set; runs that are sent again keep it."""
+    (tmp_path / "experiment.toml").write_text("name = 'x'\n")
+    experiment = Experiment.read(tmp_path / "experiment.toml", ["lr=0.1"])
+    runs = tmp_path / "runs"
+    name = snapshot.take(runs, {}, experiment)
+    assert (runs / "snapshots" / name / "experiment.toml").read_text() == "# --set lr=0.1\nname = 'x'\n"
+    (plugin / "__init__.py").write_text("A = 2\n")
+    again = snapshot.take_again(runs, name, local=True)
+    assert again != name and (runs / "snapshots" / again / "experiment.toml").exists()
+    assert list(Manifest.read(runs, again).packages) == [sys.executable]
+    assert Experiment.read(tmp_path / "gone.toml") is None
+
+
+def test_a_job_finds_what_was_submitted(tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the PYTHONPATH it is given, everything comes from the copies, and the result says so."""
+    runs, name = tmp_path / "runs", name_of(tmp_path)
+    monkeypatch.setattr(sys, "path", [frozen.path_first(runs, name, ""), *sys.path])
+    manifest = Manifest.read(runs, name)
+    folder = manifest.code_folder(runs)
+    assert frozen.path_first(runs, name, "/more") == f"{folder}:/more"
+    assert frozen.path_first(runs, "gone", "/more") == "/more" and frozen.path_first(runs, "", "") == ""
+    monkeypatch.delitem(sys.modules, "frosty_ways", raising=False)
+    without_ours = Manifest(**{**manifest.to_json(), "frozen": {"frosty_ways": manifest.frozen["frosty_ways"]}})
+    monkeypatch.setattr(Manifest, "read", lambda *_: without_ours)
+    told = frozen.check(runs, name, thorough=True)
+    assert told["snapshot"]["id"] == name and list(told["snapshot"]["frozen"]) == ["frosty_ways"]
+
+
+def test_a_job_that_nobody_submitted_is_not_compared(tmp_path: Path) -> None:
+    """python -m workloads.entry by hand."""
+    assert frozen.check(tmp_path, "", thorough=True) == {} and frozen.unfrozen(tmp_path, "") == []
+
+
+def test_a_job_whose_path_was_replaced_is_refused(tmp_path: Path, plugin: Path) -> None:
+    """A prologue or container that drops PYTHONPATH would measure what is there now."""
+    name = name_of(tmp_path)
+    with pytest.raises(CodeChangedError, match=r"would be imported from .*, not from the submitted copy") as refused:
+        frozen.check(tmp_path / "runs", name, thorough=False)
+    assert "let no prologue, launcher or container replace PYTHONPATH" in refused.value.hint
+
+
+def edit_copy(tmp_path: Path, plugin: Path) -> None:
+    path = copy_of(tmp_path) / "__init__.py"
+    path.chmod(0o644)
+    path.write_text("B")
+
+
+def remove_copy(tmp_path: Path, plugin: Path) -> None:
+    shutil.rmtree(copy_of(tmp_path))
+
+
+def remove_all(tmp_path: Path, plugin: Path) -> None:
+    shutil.rmtree(tmp_path / "runs" / "snapshots")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (edit_copy, "the submitted code of frosty_ways was changed or damaged"),
+        (remove_copy, "the submitted code of frosty_ways cannot be read"),
+        (remove_all, "the code that was submitted is gone"),
+    ],
+)
+def test_a_job_whose_copies_are_not_what_they_were(
+    tmp_path: Path, plugin: Path, damage: Callable[[Path, Path], None], message: str
+) -> None:
+    """Each with the place and the remedy; the class of failure is one of its own."""
+    name = name_of(tmp_path)
+    damage(tmp_path, plugin)
+    with pytest.raises(CodeChangedError, match=message) as refused:
+        frozen.check(tmp_path / "runs", name, thorough=True)
+    assert refused.value.failure_class == "code_changed"
+    assert "orchestrate submit sends it again" in refused.value.hint and refused.value.where
+
+
+@pytest.fixture
+def nothing_copied(tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything counts as installed."""
+    monkeypatch.setattr(frozen, "in_source_tree", lambda _location: False)
+
+
+@pytest.mark.usefixtures("nothing_copied")
+def test_versions_of_measured_packages_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version, one that came and one that went are named; packages that do not count are passed over."""
+    name = name_of(tmp_path, numpy="2.0", torch="2.6", rich="13")
+    monkeypatch.setattr(provenance, "installed_packages", lambda: {"numpy": "2.1", "timm": "1.0", "rich": "14"})
+    with pytest.raises(CodeChangedError) as refused:
+        frozen.check(tmp_path / "runs", name, thorough=True)
+    assert refused.value.why == "numpy 2.0 then, 2.1 now; timm not there then, 1.0 now; torch 2.6 then, not there now"
+    assert "orchestrate retry" in refused.value.hint
+    monkeypatch.setattr(provenance, "installed_packages", lambda: {"numpy": "2.0", "torch": "2.6"})
+    assert frozen.check(tmp_path / "runs", name, thorough=True)
+
+
+@pytest.mark.usefixtures("nothing_copied")
+def test_an_interpreter_that_could_not_be_asked_is_not_compared(tmp_path: Path) -> None:
+    """Nothing is known of it; of another one, something may be."""
+    name = snapshot.take(tmp_path / "runs", {sys.executable: {}, "/other/python": {"numpy": "0.1"}})
+    assert frozen.check(tmp_path / "runs", name, thorough=True)
+
+
+@pytest.mark.usefixtures("nothing_copied")
+def test_an_installed_package_is_compared_by_content(tmp_path: Path, plugin: Path) -> None:
+    """Edited, or gone; files that are no code do not count."""
+    name = name_of(tmp_path)
+    (plugin / "notes.txt").write_text("x")
+    assert frozen.check(tmp_path / "runs", name, thorough=True)["snapshot"]["frozen"] == {}
+    (plugin / "__init__.py").write_text("A = 2\n")
+    with pytest.raises(CodeChangedError, match="frosty_ways: the installed package frosty_ways is not the one"):
+        frozen.check(tmp_path / "runs", name, thorough=True)
+    (plugin / "__init__.py").unlink()
+    plugin.rename(tmp_path / "away")
+    with pytest.raises(CodeChangedError, match="it is not installed"):
+        frozen.check(tmp_path / "runs", name, thorough=True)
+
+
+def test_what_escaped_the_snapshot_is_told(tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module by a computed name, from a source tree; installed ones and the standard library do not count."""
+    module = type(sys)("frosty_escape")
+    module.__file__ = str(plugin / "escape.py")
+    monkeypatch.setitem(sys.modules, "frosty_escape", module)
+    escaped = frozen.unfrozen(tmp_path / "runs", "some")
+    assert "frosty_escape" in escaped and not {"numpy", "json", "pytest"} & set(escaped)
+
+
+def test_only_old_snapshots_that_nobody_needs_are_unneeded(tmp_path: Path, plugin: Path) -> None:
+    """A young one may belong to a submit at work; the code of a needed one is needed."""
+    runs, name = tmp_path / "runs", name_of(tmp_path)
+    (plugin / "__init__.py").write_text("A = 2\n")
+    other = name_of(tmp_path)
+    folders = {path.name: path for path in (runs / "snapshots").iterdir()}
+    assert len(folders) == 4 and snapshot.unneeded(runs, []) == []
+    (runs / "snapshots" / "link").symlink_to(tmp_path)
+    for path in folders.values():
+        os.utime(path, (time.time() - 7200,) * 2)
+    gone = {path.name for path in snapshot.unneeded(runs, [name])}
+    assert gone == {other, f"code-{Manifest.read(runs, other).code}"}
+    assert snapshot.unneeded(tmp_path / "nowhere", []) == []
+
+
+def test_a_snapshot_that_is_gone_is_not_kept(tmp_path: Path, plugin: Path) -> None:
+    """Runs that name it are frozen anew."""
+    name = name_of(tmp_path)
+    assert snapshot.kept(tmp_path / "runs", name)
+    assert not snapshot.kept(tmp_path / "runs", "") and not snapshot.kept(tmp_path / "runs", "0123")
+    folder = Manifest.read(tmp_path / "runs", name).code_folder(tmp_path / "runs")
+    assert folder is not None
+    folder.rename(tmp_path / "away")
+    assert not snapshot.kept(tmp_path / "runs", name)
+
+
+def test_a_manifest_of_another_version(tmp_path: Path) -> None:
+    """Unknown keys are no manifest; a job would say that the code is gone."""
+    place = frozen.place(tmp_path, "abc")
+    place.mkdir(parents=True)
+    (place / "manifest.json").write_text('{"code": "", "new": 1}')
+    with pytest.raises(ValueError, match="not a manifest of this version"):
+        Manifest.read(tmp_path, "abc")
+
+
+def test_a_runs_folder_that_pythonpath_cannot_name(tmp_path: Path) -> None:
+    """A colon parts two folders there."""
+    with pytest.raises(InputError, match="path contains :") as refused:
+        submitter.prepare_runs_folder(tmp_path / "a:b")
+    assert "PYTHONPATH" in refused.value.why and "--runs" in refused.value.hint
+    assert not (tmp_path / "a:b").exists()
+
+
+def test_places_that_people_edit() -> None:
+    """A checkout is one; the standard library and what installers put somewhere are not."""
+    assert frozen.in_source_tree(Path("/home/somebody/project/package"))
+    assert not frozen.in_source_tree(Path("/home/somebody/project/.venv/lib/python3.12/site-packages/package"))
+    assert not frozen.in_source_tree(Path("/usr/lib/python3/dist-packages/package"))
+    assert not frozen.in_source_tree(Path(os.path.realpath(os.__file__)))
