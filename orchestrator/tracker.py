@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.executors.local import LocalExecutor
 from orchestrator.executors.protocol import Executor
 from orchestrator.executors.slurm import SlurmCluster
+from orchestrator.outlook import Outlook, outlooks
 from orchestrator.resources import LOCAL
 from workloads.contract import State
 from workloads.rundir import AttemptDir, RunDir, read_json
@@ -52,6 +53,12 @@ class RunStatus:
     attempt: int
     job_id: str | None
     target: str | None
+    recovery: str = ""
+    """What is to be done about its end, else what was done (``recovery.Action``); empty for nothing."""
+    recovery_message: str = ""
+    """The same in a sentence."""
+    recoveries: int = 0
+    """How often it was sent again by itself since people last sent it."""
     progress: Progress
 
 
@@ -104,11 +111,21 @@ def refresh(store: Store, runs: Path, *, fresh: bool = False) -> list[Problem]:
     return problems
 
 
-def statuses(store: Store, runs: Path) -> list[RunStatus]:
-    """Every run of the store, as the last :func:`refresh` left it, with the progress of those that run."""
+def statuses(store: Store, runs: Path, known: Mapping[str, Outlook] | None = None) -> list[RunStatus]:
+    """Every run of the store, as the last :func:`refresh` left it, with the progress of those that run.
+
+    Args:
+        store: open.
+        runs: the runs folder.
+        known: the outlooks, if somebody has them.
+    """
     from db.queries import run_states
 
     records = sorted(run_states(store).values(), key=lambda record: (record.experiment, record.label, record.run_id))
+    recovery: dict[str, dict[str, Any]] = {
+        run_id: {"recovery": outlook.action, "recovery_message": outlook.message, "recoveries": outlook.recoveries}
+        for run_id, outlook in (outlooks(store, runs) if known is None else known).items()
+    }
     return [
         RunStatus(
             run_id=record.run_id,
@@ -123,6 +140,7 @@ def statuses(store: Store, runs: Path) -> list[RunStatus]:
             progress=progress(RunDir.of(runs, record.run_id).attempt(record.attempt))
             if record.state is State.RUNNING
             else Progress(),
+            **recovery.get(record.run_id, {}),
         )
         for record in records
     ]

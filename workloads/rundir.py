@@ -11,6 +11,7 @@
             result.json                temp + rename; its presence is the end of the attempt in the job's own words
             submission.json            token, target and job id; written by the submitter before and after it sends
             exit.json                  how a supervisor (local mode) or the tracker saw the attempt end
+            held                       it is not to be sent again by itself: somebody cancelled the ended run
             job/                       submitit's folder in local mode: pickles and rank logs
                 supervisor.json        local mode: who started the attempt, created at most once
                 owner.json             Slurm: the job that carries it out, created at most once
@@ -117,6 +118,11 @@ class AttemptDir:
     @property
     def exit(self) -> Path:
         return self.path / "exit.json"
+
+    @property
+    def held(self) -> Path:
+        """There when the run is not to be sent again by itself."""
+        return self.path / "held"
 
     @property
     def submission(self) -> Path:

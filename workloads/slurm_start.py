@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workloads.contract import State
-from workloads.rundir import AttemptDir, read_json
+from workloads.rundir import AttemptDir, RunDir, read_json
 
 
 def is_job(env: Mapping[str, str] = os.environ) -> bool:
@@ -46,6 +46,9 @@ def claim(attempt: AttemptDir, env: Mapping[str, str] = os.environ) -> str:
         return ""
     if _verdict(attempt) == State.CANCELLED:
         return "it was cancelled before it started"
+    newest = RunDir(attempt.path.parent.parent).attempts()[-1].number
+    if newest > attempt.number:
+        return f"attempt {newest} has taken over"
     descriptor, name = tempfile.mkstemp(dir=attempt.job_folder, prefix=".owner.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,29 +12,51 @@ from orchestrator.errors import OrchestrateError
 if TYPE_CHECKING:
     from db.engine import Store
     from orchestrator.cli.workspace import Workspace
+    from orchestrator.outlook import Outlook
     from orchestrator.tracker import RunStatus
 
 
-def refreshed(workspace: Workspace, say: Callable[[str], None] = output.talk) -> list[RunStatus]:
+def refreshed(
+    workspace: Workspace, say: Callable[[str], None] = output.talk, *, recover: bool = False
+) -> list[RunStatus]:
     """Every run, as it is now; as the database last knew it where that cannot be written.
 
     Args:
         workspace: the files of this invocation.
         say: told what else there is to know.
+        recover: whether what ended without a result is sent again where its class and its bound allow it.
     """
     if "://" not in workspace.database and not Path(workspace.database).exists() and not workspace.runs.exists():
         return []
     from db.engine import open_store
     from db.errors import StoreReadOnlyError
     from orchestrator import tracker
+    from orchestrator.outlook import outlooks
 
     try:
         with open_store(workspace.database) as store:
             bring_up_to_date(store, workspace.runs, say=say)
     except StoreReadOnlyError as error:
         say(f"note: {error.where}: {error.what}, so states may be old")
+        recover = False
     with open_store(workspace.database, read_only=True) as store:
-        return tracker.statuses(store, workspace.runs)
+        known = outlooks(store, workspace.runs)
+        due = [outlook for outlook in known.values() if outlook.decision.action.sends]
+        if recover and due and _recover(workspace, due, say):
+            known = outlooks(store, workspace.runs)
+        return tracker.statuses(store, workspace.runs, known)
+
+
+def _recover(workspace: Workspace, due: Sequence[Outlook], say: Callable[[str], None]) -> bool:
+    """Whether something was done."""
+    from orchestrator import shepherd
+
+    try:
+        return shepherd.recover(workspace, due, say)
+    except (OrchestrateError, OSError) as error:
+        # The next command tries again.
+        say(f"note: {len(due)} runs could not be sent again: {error}")
+        return True
 
 
 def bring_up_to_date(

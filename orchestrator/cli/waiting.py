@@ -118,9 +118,15 @@ class Looker:
     """Looks at runs; a look that fails is shown as such, with what the last good one saw."""
 
     def __init__(
-        self, workspace: Workspace, *, only: Collection[str] | None = None, shepherd: Shepherd | None = None
+        self,
+        workspace: Workspace,
+        *,
+        only: Collection[str] | None = None,
+        shepherd: Shepherd | None = None,
+        recover: bool = True,
     ) -> None:
         self._workspace = workspace
+        self._recover = recover
         self._only = None if only is None else frozenset(only)
         self._shepherd = shepherd
         self._last = Overview(looked_at=0.0)
@@ -131,7 +137,7 @@ class Looker:
         handler = _Notes(notes)
         logging.getLogger().addHandler(handler)
         try:
-            runs = refreshed(self._workspace, notes.append)
+            runs = refreshed(self._workspace, notes.append, recover=self._recover)
             if self._shepherd is not None and (said := self._shepherd.tend(runs)):
                 notes += said
                 runs = refreshed(self._workspace, notes.append)
@@ -173,7 +179,12 @@ def attend(look: Callable[[], Overview], view: View, *, until_over: bool = True)
 
 
 def wait(
-    workspace: Workspace, run_ids: Sequence[str], command: str, shepherd: Shepherd | None = None
+    workspace: Workspace,
+    run_ids: Sequence[str],
+    command: str,
+    shepherd: Shepherd | None = None,
+    *,
+    recover: bool = True,
 ) -> Counter[State]:
     """Wait until these runs have ended; how many ended how.
 
@@ -182,11 +193,12 @@ def wait(
         run_ids: the runs.
         command: what waits, for the message of an interruption.
         shepherd: sends those that were not sent yet; then the view is the full-screen one, where there is a terminal.
+        recover: whether what ends without a result is sent again where its class and its bound allow it.
 
     Raises:
         typer.Exit: the person left, after saying that the runs go on.
     """
-    looker = Looker(workspace, only=run_ids, shepherd=shepherd)
+    looker = Looker(workspace, only=run_ids, shepherd=shepherd, recover=recover)
     left = False
     try:
         seen, left = attend(looker.look, _view(workspace, full_screen=shepherd is not None))

@@ -25,6 +25,7 @@ from orchestrator.cli.workspace import (
     DEFAULT_DATABASE,
     DEFAULT_RUNS,
     DatabaseOption,
+    RecoverOption,
     RunsOption,
     Workspace,
 )
@@ -43,7 +44,9 @@ _LOG_LINES = 200
 
 
 @app.command()
-def watch(runs: RunsOption = DEFAULT_RUNS, database: DatabaseOption = DEFAULT_DATABASE) -> None:
+def watch(
+    recover: RecoverOption = True, runs: RunsOption = DEFAULT_RUNS, database: DatabaseOption = DEFAULT_DATABASE
+) -> None:
     """Show all runs live, until you leave.
 
     States, progress, what is waited for, what went wrong and the log of a run, on a cluster and on this machine. q
@@ -53,7 +56,7 @@ def watch(runs: RunsOption = DEFAULT_RUNS, database: DatabaseOption = DEFAULT_DA
     Example: orchestrate watch
     """
     workspace = Workspace.at(runs=runs, database=database)
-    looker = Looker(workspace)
+    looker = Looker(workspace, recover=recover)
     try:
         if sys.stdout.isatty():
             attend(looker.look, Screen(workspace), until_over=False)

@@ -29,6 +29,12 @@ RunsOption = Annotated[Path, typer.Option("--runs", help="The folder of run dire
 DatabaseOption = Annotated[
     str, typer.Option("--db", help="The database: a file, or a postgresql:// URL.", envvar="ORCHESTRATE_DB")
 ]
+RecoverOption = Annotated[
+    bool,
+    typer.Option(
+        "--recover/--no-recover", help="Send runs again that time, memory, nodes or preemption ended, within bounds."
+    ),
+]
 DataOption = Annotated[
     Path | None, typer.Option("--data", help="The folder that holds data sets.", envvar="ORCHESTRATE_DATA")
 ]

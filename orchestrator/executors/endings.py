@@ -34,9 +34,12 @@ class Exit:
     exit_codes: tuple[int | None, ...] = ()
     """By rank; negative for a signal, None for a rank that was not waited for."""
     ended_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    nodes: str = ""
+    """Where it ran, as the scheduler says it; empty in local mode, and where nobody knows."""
 
     def write(self, attempt: AttemptDir) -> None:
         data = {"state": self.state.value, "reason": self.reason, "message": self.message}
+        data |= {"nodes": self.nodes} if self.nodes else {}
         write_json(attempt.exit, {**data, "exit_codes": list(self.exit_codes), "ended_at": self.ended_at})
 
     @classmethod
@@ -50,6 +53,7 @@ class Exit:
                 str(data["message"]),
                 tuple(data["exit_codes"]),
                 str(data["ended_at"]),
+                str(data.get("nodes", "")),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None

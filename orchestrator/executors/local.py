@@ -80,6 +80,9 @@ class LocalExecutor:
             self._folder.put(entry)
         return [Receipt(delivery.token, State.PENDING, reason="queued") for delivery in deliveries]
 
+    def retire(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
+        """An attempt starts at most once here."""
+
     def wake(self) -> None:
         """Start the queue process when there is work and none runs.
 

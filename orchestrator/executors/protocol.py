@@ -74,5 +74,8 @@ class Executor(Protocol):
     def cancel(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
         """Ask for an end of attempts, given as directory and token; one that has ended stays as it is."""
 
+    def retire(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
+        """See to it that attempts which ended, given as directory and token, do not come back: later ones take over."""
+
     def wake(self) -> None:
         """See to it that what was sent goes on."""
