@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from signal import SIGKILL, SIGTERM, SIGUSR2
 
 from orchestrator.executors.endings import Exit, Failure, conclude
 from orchestrator.executors.protocol import Verdict
@@ -28,6 +29,9 @@ REQUEUE_GRACE_S = 180.0
 """A job that Slurm starts again by itself is listed as waiting within this time."""
 SILENCE_S = 900.0
 """A run that shows no sign of life for so long is gone when nobody lists it, and worth a word when Slurm does."""
+
+_ENDING_SIGNALS = {code for s in (SIGTERM, SIGKILL, SIGUSR2) for code in (-s, 128 + s)}
+"""Exit codes of what Slurm's signals ended; a shell adds 128."""
 
 SCRIPT_FAILURES = {
     90: ("prologue", "a line of the cluster file's prologue failed"),
@@ -265,6 +269,9 @@ def _active(w: Witnesses) -> Verdict:
     if w.silent_s is not None and w.silent_s > SILENCE_S:
         where = f" on {w.node}" if w.node else ""
         return Verdict(State.RUNNING, "silent", f"no sign of life{where} for {w.silent_s:.0f} s, yet Slurm runs it")
+    if w.silent_s is None and w.elapsed_s is not None and w.elapsed_s > SILENCE_S:
+        what = f"Slurm has run it for {w.elapsed_s:.0f} s, and no rank has started; orchestrate logs shows why"
+        return Verdict(State.RUNNING, "not_started", what)
     return Verdict(State.RUNNING)
 
 
@@ -290,6 +297,8 @@ def _ended(w: Witnesses) -> Verdict:
         return Verdict(
             State.CANCELLED, "scancel", f"cancelled by user {by}" if by else "cancelled by scancel or the site"
         )
+    if word == "FAILED" and _ended_at_the_limit(w):
+        return _over_time(w, "time_limit")
     failed_by_itself = w.failure is not None or w.hung or any(w.rank_codes)
     if not failed_by_itself and (w.exit_code == TOLD_TO_END or w.told_by):
         return _told_to_end(w)
@@ -356,6 +365,14 @@ def _told_to_end(w: Witnesses) -> Verdict:
         return _over_time(w, "time_limit")
     signal = w.told_by or "a signal"
     return Verdict(State.PREEMPTED, "signal", f"told to end by {signal} before its time; retry goes on from there")
+
+
+def _ended_at_the_limit(w: Witnesses) -> bool:
+    """Whether it died of a signal when its time was over: some releases and sites call that FAILED."""
+    if w.elapsed_s is None or w.limit_s is None or w.elapsed_s < w.limit_s or w.failure is not None or w.hung:
+        return False
+    codes = {code for code in (w.exit_code, *w.rank_codes) if code}
+    return bool(codes) and codes <= _ENDING_SIGNALS
 
 
 def _over_time(w: Witnesses, reason: str) -> Verdict:

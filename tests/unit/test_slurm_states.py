@@ -66,6 +66,8 @@ def say(**witnesses: Any) -> Verdict:
         ({"phase": Phase.ACTIVE, "state": "CONFIGURING"}, State.PENDING, "starting"),
         ({"phase": Phase.ACTIVE, "state": "SUSPENDED"}, State.RUNNING, "suspended"),
         ({"phase": Phase.ACTIVE, "silent_s": SILENCE_S + 1}, State.RUNNING, "silent"),
+        ({"phase": Phase.ACTIVE, "elapsed_s": SILENCE_S + 1}, State.RUNNING, "not_started"),
+        ({"phase": Phase.ACTIVE, "elapsed_s": SILENCE_S + 1, "silent_s": 1.0}, State.RUNNING, ""),
         # Ended.
         ({**ENDED, "state": "COMPLETED"}, State.RUNNING, "finishing"),
         ({**ENDED, "state": "COMPLETED", "over_s": FINISH_GRACE_S}, State.FAILED, "no_result"),
@@ -96,6 +98,20 @@ def say(**witnesses: Any) -> Verdict:
         ({**ENDED, "state": "FAILED", "exit_code": 75, "elapsed_s": 60, "limit_s": 3600}, State.PREEMPTED, "signal"),
         ({**ENDED, "state": "FAILED", "exit_code": 75, "told_by": "SIGUSR2"}, State.TIMEOUT, "time_limit"),
         ({**ENDED, "state": "FAILED", "exit_code": 75, "told_by": "SIGTERM"}, State.PREEMPTED, "signal"),
+        # Dead of a signal when the time was over, or before it.
+        ({**ENDED, "state": "FAILED", "exit_code": -15, "elapsed_s": 60, "limit_s": 60}, State.TIMEOUT, "time_limit"),
+        (
+            {**ENDED, "state": "FAILED", "exit_code": 143, "rank_codes": [-9], "elapsed_s": 61, "limit_s": 60},
+            State.TIMEOUT,
+            "time_limit",
+        ),
+        ({**ENDED, "state": "FAILED", "exit_code": -15, "elapsed_s": 50, "limit_s": 60}, State.FAILED, "program_error"),
+        ({**ENDED, "state": "FAILED", "exit_code": 1, "elapsed_s": 61, "limit_s": 60}, State.FAILED, "program_error"),
+        (
+            {**ENDED, "state": "FAILED", "exit_code": -9, "elapsed_s": 61, "limit_s": 60, "failure": BOOM},
+            State.FAILED,
+            "program_error",
+        ),
         # Others were told to end because one failed.
         (
             {**ENDED, "state": "FAILED", "exit_code": 75, "told_by": "SIGTERM", "rank_codes": [None, 3]},
