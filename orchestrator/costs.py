@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.plan import Hours, PlannedRun
+from orchestrator.errors import InputError
+from orchestrator.plan import Action, Hours, Plan, PlannedRun
 from workloads.contract import TrainConfig
 
 if TYPE_CHECKING:
@@ -30,6 +31,28 @@ def gpu_hours(runs: Sequence[PlannedRun], durations: Sequence[Duration]) -> Hour
         ", the limit for the others" if len(known) < len(runs) else ""
     )
     return Hours(total(min), total(lambda times: sum(times) / len(times)), high, basis)
+
+
+def insist(plan: Plan, max_gpu_hours: float, *, stale: bool = False) -> None:
+    """Refuse a plan that may cost more, by time limit × GPUs of what would be sent and of what is under way of it.
+
+    All or nothing: a part of a study is rarely what somebody wants who did not expect its cost. What is under way
+    counts, so that the same command given again, after an interruption or as room appears, has one limit for all.
+
+    Raises:
+        InputError: it may; both numbers are named.
+    """
+    to_send = plan.to_send(stale=stale)
+    under_way = [run for run in plan.runs if run.action is Action.RUNNING]
+    sending, going_on = (sum(run.shape.gpu_hours_limit for run in runs) for runs in (to_send, under_way))
+    if not to_send or sending + going_on <= max_gpu_hours:
+        return
+    also = f", {going_on:,.1f} of {len(under_way)} that are under way" if under_way else ""
+    raise InputError(
+        f"this may use {sending + going_on:,.1f} GPU-hours, and --max-gpu-hours is {max_gpu_hours:g}: nothing was sent",
+        why=f"time limit × GPUs: {sending:,.1f} of {len(to_send)} runs to send{also}",
+        hint="shorten time_limit, leave cells out, or allow more",
+    )
 
 
 def _per_unit_times(durations: Sequence[Duration]) -> dict[tuple[str, ...], list[float]]:

@@ -19,13 +19,13 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import costs, tracker
 from orchestrator import snapshot as snapshots
-from orchestrator import tracker
 from orchestrator.errors import InputError, OperationError
 from orchestrator.executors import leases
 from orchestrator.executors.endings import Exit
@@ -83,6 +83,8 @@ def submit(
     newest_known: Mapping[str, int] | None = None,
     sets: Sequence[str] = (),
     snapshot: str = "",
+    only: Collection[str] | None = None,
+    max_gpu_hours: float | None = None,
 ) -> Submitted:
     """Carry out a plan: send every run that has no result and is not under way.
 
@@ -93,9 +95,11 @@ def submit(
         newest_known: run id to newest attempt from before the plan was made; a run that has a newer one is left out.
         sets: what replaced keys of the experiment, kept with the code.
         snapshot: an earlier submission's code; none freezes the code as it is now.
+        only: run ids; None for all.
+        max_gpu_hours: see :func:`orchestrator.costs.insist`; of the whole plan, whatever ``only`` says.
 
     Raises:
-        InputError: a check of the plan forbids it, or the runs folder is unsafe.
+        InputError: the plan may cost too much, a check of the plan forbids it, or the runs folder is unsafe.
         OperationError: the target cannot be reached from here, or the runs folder cannot be written.
     """
     blocking = [check for check in plan.checks if check.blocking]
@@ -105,12 +109,14 @@ def submit(
             why="; ".join(check.what for check in blocking),
             hint="; ".join(dict.fromkeys(check.fix for check in blocking if check.fix)),
         )
+    if max_gpu_hours is not None:
+        costs.insist(plan, max_gpu_hours, stale=stale)
     if plan.site is not None:
         check_here(plan.site.name)
         prepare_runs_folder(workspace.runs)
         scripts = {shape_key(asdict(script.shape)): script.text for script in plan.scripts}
         SiteFolder(workspace.runs, plan.target).keep(plan.site, scripts)
-    runs = plan.to_send(stale=stale)
+    runs = [run for run in plan.to_send(stale=stale) if only is None or run.cell.run_id in only]
     if runs and not snapshots.kept(workspace.runs, snapshot):
         prepare_runs_folder(workspace.runs)
         experiment = snapshots.Experiment.read(workspace.experiment, sets)
