@@ -236,6 +236,8 @@ class Place:
     host: str
     """Full name of the login node."""
     date: str
+    slurm_bin: str = ""
+    """Where srun is, if not in a system's usual folders."""
     scratch: str = ""
     """The user's folder on a shared disk, with ``{user}`` in place of the name; empty where none was found."""
 
@@ -286,6 +288,9 @@ def _top(site: Site, place: Place) -> Iterator[str]:
     yield 'data = "{scratch}/data"' if place.scratch else 'data = ""'
     yield "# (?) The interpreter of jobs, an absolute path; empty is the one that runs orchestrate."
     yield 'python = ""'
+    if place.slurm_bin:
+        yield "# Slurm's commands are not in the usual folders here."
+        yield f"slurm_bin = {_say(place.slurm_bin)}"
     yield "# (?) What jobs run first: modules that the site wants to be loaded."
     yield "prologue = []"
 

@@ -6,6 +6,7 @@ import getpass
 import json
 import os
 import re
+import shutil
 import socket
 import tomllib
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from orchestrator import cluster as clusters
 from orchestrator import clusterfile, lint, sites
 from orchestrator.errors import InputError, OperationError
 from orchestrator.plugins import nearest
+from orchestrator.render import DEFAULT_PATH
 
 Run = Callable[..., tuple[bool, str]]
 """Runs a command; whether it succeeded, and what it printed."""
@@ -79,7 +81,11 @@ def _from_slurm(run: Run, user: str, host: str) -> Composed:
         raise OperationError("Slurm does not say what the cluster has", where=host, why=why)
     site = sites.read(answers, unanswered)
     place = clusterfile.Place(
-        user=user, host=host, date=datetime.now(UTC).date().isoformat(), scratch=scratch(user, os.environ)
+        user=user,
+        host=host,
+        date=datetime.now(UTC).date().isoformat(),
+        slurm_bin=slurm_bin(shutil.which("srun")),
+        scratch=scratch(user, os.environ),
     )
     if not clusterfile.tables(site):
         raise OperationError(
@@ -119,6 +125,12 @@ def _without(account: str, suffixes: set[str]) -> str:
     for suffix in filter(None, suffixes):
         account = account.removesuffix(suffix)
     return account
+
+
+def slurm_bin(srun: str | None) -> str:
+    """The folder that jobs need on their PATH; empty where ``srun`` is in one that they have."""
+    folder = str(Path(srun).parent) if srun else ""
+    return "" if folder in DEFAULT_PATH.split(":") else folder
 
 
 def scratch(user: str, environ: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from orchestrator.executors.slurm_records import Site
+from orchestrator.executors.slurm_records import Pair, Site
 from orchestrator.matrix import Cell, Excluded
 from orchestrator.resources import ResourceShape
 from workloads.contract import RunSpec
@@ -45,6 +45,8 @@ class Script:
     name: str
     shape: ResourceShape
     text: str
+    queues: tuple[Pair, ...] = ()
+    """The queues that take such runs and can be said beside the script; the script's own is the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,12 @@ class Plan:
             "merged": self.merged,
             "gpu_hours": asdict(self.gpu_hours),
             "scripts": [
-                {"name": s.name, "runs": sum(r.shape == s.shape for r in self.to_send()), "text": s.text}
+                {
+                    "name": s.name,
+                    "runs": sum(r.shape == s.shape for r in self.to_send()),
+                    "queues": [str(pair) for pair in s.queues],
+                    "text": s.text,
+                }
                 for s in self.scripts
             ],
             "checks": [asdict(check) for check in self.checks],

@@ -8,14 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from orchestrator.executors.slurm_records import Site
+from orchestrator.executors.slurm_records import Pair, Site
 from orchestrator.matrix import Cell, Excluded
 from orchestrator.plan import Action, Check, Hours, Plan, PlannedRun, Script
 from orchestrator.resources import ResourceShape
 from workloads.contract import Execution, TrainConfig
 from workloads.rundir import write_bytes
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 def save(plan: Plan, path: Path) -> None:
@@ -49,7 +49,7 @@ def save(plan: Plan, path: Path) -> None:
         "excluded": [[e.fields, e.rule, e.why] for e in plan.excluded],
         "site": asdict(plan.site) if plan.site else None,
         "packages": plan.packages,
-        "scripts": [[s.name, tables.index(s.shape), s.text] for s in plan.scripts],
+        "scripts": [[s.name, tables.index(s.shape), s.text, [asdict(pair) for pair in s.queues]] for s in plan.scripts],
         "tables": tables.rows,
     }
     # Escaped: paths may hold bytes that are no UTF-8.
@@ -115,7 +115,7 @@ def read(path: Path) -> Plan:
             data_root=Path(data["data_root"]) if data["data_root"] else None,
             dataset_digests=data["dataset_digests"],
             code_digest=data["code_digest"],
-            scripts=[Script(n, shapes[s], t) for n, s, t in data["scripts"]],
+            scripts=[Script(n, shapes[s], t, tuple(Pair(**pair) for pair in q)) for n, s, t, q in data["scripts"]],
             site=Site.from_json(data["site"]) if data["site"] else None,
             packages=data["packages"],
             created_at=data["created_at"],

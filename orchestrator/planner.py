@@ -22,7 +22,7 @@ from orchestrator import matrix, planfile, render, resources
 from orchestrator.cli.workspace import Workspace
 from orchestrator.costs import gpu_hours
 from orchestrator.errors import InputError
-from orchestrator.executors.slurm_records import Site
+from orchestrator.executors.slurm_records import Pair, Site
 from orchestrator.interpreter import Packages
 from orchestrator.matrix import Cell, Excluded, Matrix
 from orchestrator.plan import Action, Check, Plan, PlannedRun, Script
@@ -309,9 +309,19 @@ def _scripts(runs: Sequence[PlannedRun], profile: ClusterProfile, runs_folder: P
                 name if names[name] == 1 else f"{name}-{names[name]}",
                 shape,
                 render.script(shape, profile, runs=runs_folder, python=profile.python),
+                _pairs(shape, profile),
             )
         )
     return scripts
+
+
+def _pairs(shape: ResourceShape, profile: ClusterProfile) -> tuple[Pair, ...]:
+    """The queues of a shape. An argument of sbatch can replace a partition or QOS of the script, and not remove it."""
+    return tuple(
+        Pair(queue.partition, queue.qos, queue.max_time_s)
+        for queue in resources.queues(profile, shape)
+        if (queue.partition or not shape.partition) and (queue.qos or not shape.qos)
+    )
 
 
 def _fields(train: TrainConfig) -> dict[str, Any]:

@@ -277,6 +277,14 @@ def _memory(profile: ClusterProfile, nodes: CpuNodes | GpuNodes, wanted: int | N
     return wanted
 
 
+def queues(profile: ClusterProfile, shape: ResourceShape) -> tuple[Queue, ...]:
+    """Every queue that takes runs of a shape, best first; none where the site has no queues."""
+    nodes = profile.nodes(shape.gpu or "cpu")
+    assert nodes is not None, f"a shape of cluster {profile.name} has nodes there"
+    size = (shape.nodes, shape.gpus_per_node, shape.cpus_per_node, shape.time_limit_s)
+    return tuple(queue for queue in nodes.queue if not _refuses(queue, profile, *size))
+
+
 def _queue(
     profile: ClusterProfile,
     nodes: CpuNodes | GpuNodes,
@@ -291,16 +299,25 @@ def _queue(
         return Queue()
     refusals = []
     for queue in nodes.queue:
-        if queue.preemptable and not profile.allow_preemptable:
-            refusals.append(f"{queue} is preemptable (allow_preemptable = false)")
-        elif queue.max_time_s and time_limit_s > queue.max_time_s:
-            refusals.append(f"{queue} ends jobs after {format_time_limit(queue.max_time_s)}")
-        elif queue.max_nodes and num_nodes > queue.max_nodes:
-            refusals.append(f"{queue} gives {queue.max_nodes} nodes at most")
-        elif queue.max_gpus and num_nodes * gpus_per_node > queue.max_gpus:
-            refusals.append(f"{queue} gives {queue.max_gpus} GPUs at most")
-        elif queue.max_cpus and num_nodes * cpus_per_node > queue.max_cpus:
-            refusals.append(f"{queue} gives {queue.max_cpus} cores at most")
-        else:
+        why = _refuses(queue, profile, num_nodes, gpus_per_node, cpus_per_node, time_limit_s)
+        if not why:
             return queue
+        refusals.append(f"{queue} {why}")
     raise _RefusedError(f"no {kind} queue takes a job of {format_time_limit(time_limit_s)}: {'; '.join(refusals)}")
+
+
+def _refuses(
+    queue: Queue, profile: ClusterProfile, num_nodes: int, gpus_per_node: int, cpus_per_node: int, time_limit_s: int
+) -> str:
+    """Why a queue does not take a job; empty where it does."""
+    if queue.preemptable and not profile.allow_preemptable:
+        return "is preemptable (allow_preemptable = false)"
+    if queue.max_time_s and time_limit_s > queue.max_time_s:
+        return f"ends jobs after {format_time_limit(queue.max_time_s)}"
+    if queue.max_nodes and num_nodes > queue.max_nodes:
+        return f"gives {queue.max_nodes} nodes at most"
+    if queue.max_gpus and num_nodes * gpus_per_node > queue.max_gpus:
+        return f"gives {queue.max_gpus} GPUs at most"
+    if queue.max_cpus and num_nodes * cpus_per_node > queue.max_cpus:
+        return f"gives {queue.max_cpus} cores at most"
+    return ""

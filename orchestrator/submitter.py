@@ -115,7 +115,8 @@ def submit(
         check_here(plan.site.name)
         prepare_runs_folder(workspace.runs)
         scripts = {shape_key(asdict(script.shape)): script.text for script in plan.scripts}
-        SiteFolder(workspace.runs, plan.target).keep(plan.site, scripts)
+        queues = {shape_key(asdict(script.shape)): script.queues for script in plan.scripts}
+        SiteFolder(workspace.runs, plan.target).keep(plan.site, scripts, queues)
     runs = [run for run in plan.to_send(stale=stale) if only is None or run.cell.run_id in only]
     if runs and not snapshots.kept(workspace.runs, snapshot):
         prepare_runs_folder(workspace.runs)

@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import OperationError
-from orchestrator.executors import leases, slurm_commands, slurm_queries
+from orchestrator.executors import leases, slurm_commands, slurm_queries, slurm_queues
 from orchestrator.executors.endings import Exit, first_failure, hung_ranks, own_verdict, since_start
 from orchestrator.executors.entries import submit_name
 from orchestrator.executors.protocol import Delivery, Receipt, Verdict
 from orchestrator.executors.slurm_queries import Newest, Seen, SeenArray
 from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, Task, shape_key
 from orchestrator.executors.slurm_states import TOLD_TO_END, Phase, Witnesses, rank_codes_in, verdict
-from orchestrator.quantities import format_memory
+from orchestrator.quantities import format_memory, parse_time_limit
 from workloads import frozen
 from workloads.contract import State
 from workloads.rundir import AttemptDir, RunDir, jobs_folder, read_json, write_json
@@ -225,6 +225,8 @@ class SlurmCluster:
         jobs_folder(self._runs).mkdir(parents=True, exist_ok=True)
         record = self._arrays.write(ArrayRecord.new(self._site.name, tasks))
         spec = chunk[0].spec
+        others = chunk[0].shape.get("arguments", {})
+        record, queue = self._choose_queue(record, chunk, others)
         self._arrays.keep_code(record, frozen.path_first(self._runs, spec.snapshot, ""))
         parcel = Parcel(
             script=script,
@@ -233,7 +235,7 @@ class SlurmCluster:
             num_ranks=spec.expect.ranks,
             parallel=self._site.array_parallel,
             minutes=-(-spec.execution.time_limit_s // 60),
-            arguments=tuple(f"--{name}={value}" for name, value in chunk[0].shape.get("arguments", {}).items()),
+            arguments=(*(f"--{name}={value}" for name, value in others.items()), *queue),
         )
         calls = [(str(RunDir.of(self._runs, task.run_id).path), task.attempt) for task in tasks]
 
@@ -254,8 +256,27 @@ class SlurmCluster:
             return self._settle(record, patient=patient)
         return self._sent(record)
 
+    def _choose_queue(
+        self, record: ArrayRecord, chunk: Sequence[Delivery], others: Mapping[str, str]
+    ) -> tuple[ArrayRecord, list[str]]:
+        """The record with the queue that starts first, and how to say it; as it was where the script decides."""
+        shape = chunk[0].shape
+        pairs = self._folder.queues(shape) if self._site.queue_choice == "earliest" else []
+        if len(pairs) < 2:
+            return record, []
+        limit_s = parse_time_limit(others["time"]) if "time" in others else chunk[0].spec.execution.time_limit_s
+        script = self._folder.script_file(shape)
+        found = slurm_queues.earliest(script, pairs, others, count=len(chunk), time_limit_s=limit_s)
+        if found is None:
+            return record, []
+        pair, said = found
+        log.info("%s goes to %s, where Slurm expects it to start at %s", record.name, pair, said.start)
+        record = replace(record, partition=pair.partition, qos=pair.qos, expected_start=said.start)
+        return self._arrays.write(record), slurm_queues.arguments(pair)
+
     def _sent(self, record: ArrayRecord) -> list[Receipt]:
         """Tell every attempt its job's number."""
+        chosen = {k: v for k in ("partition", "qos", "expected_start") if (v := getattr(record, k))}
         for index, task in enumerate(record.tasks):
             attempt = task.directory(self._runs)
             job_id = f"{record.job_id}_{index}"
@@ -263,7 +284,7 @@ class SlurmCluster:
             if submission.get("job_id") != job_id:
                 attempt.create()
                 known = {"token": task.token, "target": record.target, "attempt": task.attempt}
-                write_json(attempt.submission, {**known, **submission, "job_id": job_id}, durable=False)
+                write_json(attempt.submission, {**known, **submission, **chosen, "job_id": job_id}, durable=False)
         return [
             Receipt(task.token, State.PENDING, job_id=f"{record.job_id}_{index}", reason="queued")
             for index, task in enumerate(record.tasks)

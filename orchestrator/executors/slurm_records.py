@@ -34,6 +34,19 @@ if TYPE_CHECKING:
 JOB_NAME_PREFIX = "orc-"
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A queue that takes the runs of a shape."""
+
+    partition: str = ""
+    qos: str = ""
+    max_time_s: int = 0
+    """0: no limit, or not known."""
+
+    def __str__(self) -> str:
+        return "/".join(filter(None, (self.partition, self.qos))) or "the default queue"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """How much a cluster takes, and how it wants to be asked."""
@@ -57,6 +70,9 @@ class Site:
     excluded: str = ""
     """Nodes that the cluster file itself excludes."""
 
+    queue_choice: str = "first"
+    """``first`` or ``earliest``: which of the queues that take a run gets it."""
+
     @classmethod
     def of(cls, profile: ClusterProfile) -> Self:
         return cls(
@@ -67,6 +83,7 @@ class Site:
             array_parallel=profile.array_parallel,
             accounting=profile.accounting.value,
             requeue=profile.requeue == "requeue",
+            queue_choice=profile.queue_choice.value,
             recovery=profile.recovery.model_dump(),
             nodes={kind: _limits(nodes) for kind, nodes in (*profile.gpu.items(), ("cpu", profile.cpu)) if nodes},
             excluded=str(profile.extra.get("exclude", "")),
@@ -98,19 +115,33 @@ class SiteFolder:
         except (OSError, ValueError, TypeError, AttributeError):
             return None
 
-    def keep(self, site: Site, scripts: Mapping[str, str]) -> None:
-        """Take over a plan's site and scripts, by :func:`shape_key`; scripts of other shapes stay for ``retry``."""
+    def keep(self, site: Site, scripts: Mapping[str, str], queues: Mapping[str, Sequence[Pair]] | None = None) -> None:
+        """Take over a plan's site, its scripts and queues by :func:`shape_key`; others stay, for ``retry``."""
         (self.path / "scripts").mkdir(parents=True, exist_ok=True)
         write_json(self.path / "site.json", asdict(site))
         for key, text in scripts.items():
             write_bytes(self._script(key), text.encode())
+        for key, pairs in (queues or {}).items():
+            write_json(self._script(key).with_suffix(".queues.json"), [asdict(pair) for pair in pairs])
 
     def script(self, shape: Mapping[str, Any]) -> str | None:
         """The job script of a shape; None when no plan had it. One that was changed since names the script it had."""
         try:
-            return self._script(shape.get("script") or shape_key(shape)).read_text(encoding="utf-8")
+            return self.script_file(shape).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
+
+    def script_file(self, shape: Mapping[str, Any]) -> Path:
+        """Where the script of a shape is."""
+        return self._script(shape.get("script") or shape_key(shape))
+
+    def queues(self, shape: Mapping[str, Any]) -> list[Pair]:
+        """The queues that take runs of a shape, best first; none where no plan told them."""
+        try:
+            told = read_json(self.script_file(shape).with_suffix(".queues.json"))
+            return [Pair(**pair) for pair in told]
+        except (OSError, ValueError, TypeError):
+            return []
 
     def _script(self, key: str) -> Path:
         return self.path / "scripts" / f"{key}.sh"
@@ -147,6 +178,11 @@ class ArrayRecord:
     """None until Slurm is known to have it."""
     missed_at: float | None = None
     """When Slurm first answered and did not know it."""
+    partition: str = ""
+    """The queue that was chosen for it beside the script; empty where the script decided."""
+    qos: str = ""
+    expected_start: str = ""
+    """What Slurm said of that queue, local time of the cluster."""
 
     @property
     def name(self) -> str:

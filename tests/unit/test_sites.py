@@ -280,6 +280,14 @@ def test_where_nothing_can_be_asked() -> None:
     assert caught.value.hint == 'did you mean "delta"?'
 
 
+def test_commands_in_a_folder_of_their_own_are_named() -> None:
+    """A job under --export=NONE finds srun in the usual folders only."""
+    assert discovery.slurm_bin("/opt/slurm/bin/srun") == "/opt/slurm/bin"
+    assert discovery.slurm_bin("/usr/bin/srun") == discovery.slurm_bin(None) == ""
+    text, profile = made(sites.read(BIG), slurm_bin="/opt/slurm/bin")
+    assert profile.slurm_bin == "/opt/slurm/bin" and "not in the usual folders" in text
+
+
 def test_scratch_is_a_folder_that_is_there(tmp_path: Path) -> None:
     """With the user's name left open, so that a group can share the file."""
     (tmp_path / "me" / "x").mkdir(parents=True)
