@@ -197,16 +197,42 @@ class Lab:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _left_behind(self) -> Iterator[int]:
-        """Step daemons and tasks of this cluster, known by its SLURM_CONF or by a file of it that they hold open."""
+    def kill(self, daemon: str) -> None:
+        """``kill -9`` a daemon; a ``slurmd-NODE`` with all that runs on its node, as when its power fails."""
+        (process,) = (p for name, p in self.processes if name == daemon and p.poll() is None)
+        process.kill()
+        process.wait(10)
+        if (node := daemon.removeprefix("slurmd-")) != daemon:
+            for pid in self._left_behind(node):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def start_again(self, daemon: str) -> None:
+        """Start a daemon that was killed as it was started before."""
+        argv = [p.args for name, p in self.processes if name == daemon][-1]
+        assert isinstance(argv, tuple)
+        self._start(daemon, *argv)
+
+    def until_answers(self) -> None:
+        """Wait until the controller answers."""
+        self._until_answers("slurmctld", "scontrol", "ping")
+
+    def _left_behind(self, node: str = "") -> Iterator[int]:
+        """Step daemons and tasks of this cluster, known by its SLURM_CONF or by a file of it that they hold open.
+
+        Args:
+            node: only those of this node.
+        """
         marker = f"SLURM_CONF={self.conf}".encode()
+        files = [f"{self.folder}/{place}" for place in ((f"log/slurmd-{node}.log", f"spool/{node}/") if node else ("",))]
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 environment = (process / "environ").read_bytes().split(b"\0")
                 task = marker in environment and any(e.startswith(b"SLURM_JOB_ID=") for e in environment)
+                task = task and (not node or f"SLURMD_NODENAME={node}".encode() in environment)
                 # A step daemon overwrites its environment with its title; an unpacked one is named after its loader.
                 step = (process / "comm").read_text().startswith(("slurmstepd", "ld-linux")) and any(
-                    os.readlink(link).startswith(f"{self.folder}/") for link in (process / "fd").iterdir()
+                    os.readlink(link).startswith(tuple(files)) for link in (process / "fd").iterdir()
                 )
                 if task or step:
                     yield int(process.name)
@@ -291,6 +317,8 @@ SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,sched_min_interval=0,bf_interval=1
 PropagateResourceLimits=NONE
 LaunchParameters=disable_send_gids
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 """
 STORED = """\
 AccountingStorageType=accounting_storage/slurmdbd
@@ -316,6 +344,10 @@ StorageLoc=slurm_acct_db
 PARTITIONS = (
     "PartitionName=htc Nodes=ALL Default=NO MaxTime=4:00:00 DefaultTime=60 DefMemPerCPU=100 State=UP",
     "PartitionName=public Nodes=ALL Default=YES MaxTime=7-0 DefaultTime=60 DefMemPerCPU=100 State=UP",
+    # Jobs of the first one push those of the next two off their nodes, and off no others'.
+    "PartitionName=urgent Nodes=ALL Default=NO MaxTime=4:00:00 DefMemPerCPU=100 PriorityTier=10 PreemptMode=OFF State=UP",
+    "PartitionName=ended Nodes=ALL Default=NO MaxTime=4:00:00 DefMemPerCPU=100 PreemptMode=CANCEL State=UP",
+    "PartitionName=requeued Nodes=ALL Default=NO MaxTime=4:00:00 DefMemPerCPU=100 PreemptMode=REQUEUE State=UP",
     # Takes jobs and starts none.
     "PartitionName=closed Nodes=ALL Default=NO MaxTime=4:00:00 DefaultTime=60 DefMemPerCPU=100 State=DOWN",
 )
