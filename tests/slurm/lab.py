@@ -16,6 +16,7 @@ import getpass
 import json
 import os
 import random
+import re
 import secrets
 import shutil
 import signal
@@ -30,6 +31,9 @@ from typing import TypeVar
 from tests.slurm.releases import INSTALLED, SYSTEM_PATH, Release
 
 T = TypeVar("T")
+
+_STEP_DAEMON = re.compile(rb"\Aslurmstepd|/sbin/slurmstepd")
+"""In the arguments of a process: as installed, and as started by an unpacked release's loader."""
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb", "mariadb-install-db", "sacct", "sacctmgr")
@@ -230,8 +234,8 @@ class Lab:
                 environment = (process / "environ").read_bytes().split(b"\0")
                 task = marker in environment and any(e.startswith(b"SLURM_JOB_ID=") for e in environment)
                 task = task and (not node or f"SLURMD_NODENAME={node}".encode() in environment)
-                # A step daemon overwrites its environment with its title; an unpacked one is named after its loader.
-                step = (process / "comm").read_text().startswith(("slurmstepd", "ld-linux")) and any(
+                # A step daemon overwrites its environment with its title.
+                step = _STEP_DAEMON.search((process / "cmdline").read_bytes()) and any(
                     os.readlink(link).startswith(tuple(files)) for link in (process / "fd").iterdir()
                 )
                 if task or step:
@@ -342,8 +346,8 @@ StoragePass=s
 StorageLoc=slurm_acct_db
 """
 PARTITIONS = (
-    "PartitionName=htc Nodes=ALL Default=NO MaxTime=4:00:00 DefaultTime=60 DefMemPerCPU=100 State=UP",
-    "PartitionName=public Nodes=ALL Default=YES MaxTime=7-0 DefaultTime=60 DefMemPerCPU=100 State=UP",
+    "PartitionName=htc Nodes=ALL Default=NO MaxTime=4:00:00 DefaultTime=60 DefMemPerCPU=100 PreemptMode=OFF State=UP",
+    "PartitionName=public Nodes=ALL Default=YES MaxTime=7-0 DefaultTime=60 DefMemPerCPU=100 PreemptMode=OFF State=UP",
     # Jobs of the first one push those of the next two off their nodes, and off no others'.
     "PartitionName=urgent Nodes=ALL Default=NO MaxTime=4:00:00 DefMemPerCPU=100 PriorityTier=10 PreemptMode=OFF State=UP",
     "PartitionName=ended Nodes=ALL Default=NO MaxTime=4:00:00 DefMemPerCPU=100 PreemptMode=CANCEL State=UP",
