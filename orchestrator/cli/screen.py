@@ -149,7 +149,7 @@ def draw(seen: Overview, looks: Looks, log: Sequence[str], size: tuple[int, int]
             lines += _log(seen, looks, log, height - len(lines) - 1)
     lines = lines[: max(0, height - 1)]
     lines += [Text()] * (height - 1 - len(lines))
-    lines.append(Text(f"q leave   j k select   l log   f list: {looks.only}   ? help", "reverse"))
+    lines.append(Text(f"q leave   ? help   j k select   l log   f list: {looks.only}", "reverse"))
     for line in lines:
         line.no_wrap = True
         line.truncate(width, overflow="ellipsis")
@@ -174,7 +174,7 @@ def _head(seen: Overview, width: int) -> list[Text]:
 
 def _counts(seen: Overview) -> Text:
     if not seen.total:
-        return Text("no runs yet; next: orchestrate submit")
+        return Text("no runs yet; next: orchestrate submit" if seen.looked_at else "looking ...")
     text = Text()
     for state in State:
         if seen.counts[state]:
