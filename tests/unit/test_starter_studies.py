@@ -1,0 +1,134 @@
+"""The four published studies: their cells, where they can run, and what stands in them as a comment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from orchestrator import cluster, experiment, matrix, resources, studies
+from orchestrator.interpreter import Packages
+from orchestrator.matrix import Cell, Matrix
+from orchestrator.profile import ClusterProfile
+from workloads import registry
+
+WISHES = "# What its authors wished for"
+STUDIES = [name for name in studies.names() if WISHES in studies.read(name)]
+ON_GPUS_ONLY = "data_parallel needs GPUs"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """With two A100 cards and two A30, so that every published row finds its own."""
+
+    gpus: tuple[Gpu, ...] = (Gpu("NVIDIA A100-SXM4-80GB"),) * 2 + (Gpu("NVIDIA A30"),) * 2
+    cores: tuple[int, ...] = tuple(range(8))
+
+
+def expand(text: str, *sets: str, profile: ClusterProfile | None = None) -> Matrix:
+    spec = experiment.parse(text, "experiment.toml", list(sets))
+    return matrix.expand(spec, default_cpus=resources.default_cpus(profile))
+
+
+def with_wishes(name: str) -> str:
+    """A study as it is when somebody has taken the # away."""
+    head, _, rest = studies.read(name).partition(WISHES)
+    return head + "\n".join(line.removeprefix("# ") for line in rest.splitlines()[1:] if line != "#")
+
+
+def refusals(cells: Sequence[Cell], profile: ClusterProfile | None, machine: Machine | None) -> dict[str, str]:
+    found = {}
+    for cell in cells:
+        strategy = registry.strategies()[cell.train.strategy]
+        shape = resources.shape(cell.train, cell.execution, strategy, profile, machine)
+        if isinstance(shape, str):
+            found[cell.label] = shape
+    return found
+
+
+def listed(found: Matrix) -> str:
+    """A line a cell, its published figures below."""
+    lines = []
+    for cell in found.cells:
+        lines.append(cell.label)
+        for published in cell.published:
+            figures = ", ".join(f"{name} {value:.10g}" for name, value in published.figures.items())
+            notes = f"; {published.notes}" if published.notes else ""
+            lines.append(f"    {published.on}: {figures}{notes}")
+    return "\n".join([*lines, ""])
+
+
+def test_the_four_studies_are_shipped() -> None:
+    assert STUDIES == ["fsdp", "gpipe-horovod"]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_golden_cells(name: str, golden: Callable[[str, str], None]) -> None:
+    """Each published row once, with its figures, and the fair variants."""
+    golden(f"studies/{name}.txt", listed(expand(studies.read(name), profile=cluster.load("sol"))))
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_each_published_row_is_one_cell(name: str) -> None:
+    found = expand(studies.read(name))
+    rules = experiment.parse(studies.read(name), "x").published
+    assert sum(len(cell.published) for cell in found.cells) == len(rules)
+    assert all(len(cell.published) <= 1 for cell in found.cells)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_sol_has_a_place_for_every_cell_and_every_wish(name: str) -> None:
+    """Nothing is excluded, by a rule or for want of hardware; no wish repeats a cell or means nothing."""
+    sol = cluster.load("sol")
+    found = expand(with_wishes(name), profile=sol)
+    assert len(found.cells) > len(expand(studies.read(name), profile=sol).cells)
+    assert (found.excluded, found.merged, found.notes) == ([], 0, [])
+    assert refusals(found.cells, sol, None) == {}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_machine_with_the_cards_runs_every_cell(name: str) -> None:
+    assert refusals(expand(studies.read(name)).cells, None, Machine()) == {}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", STUDIES)
+def test_no_package_is_missing_when_all_extras_are_installed(name: str) -> None:
+    """What plan would call "not available"."""
+    here = Packages.of(None)
+    for cell in expand(studies.read(name)).cells:
+        parts = (
+            registry.strategies()[cell.train.strategy],
+            registry.find(registry.models(), cell.train.model),
+            registry.find(registry.datasets(), cell.train.dataset),
+        )
+        assert not here.missing(package for part in parts if part for package in part.packages), cell.label
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_two_cores_run_all_of_it_in_miniature(name: str) -> None:
+    """The command in the file's head: one kind of device for all, the same numbers of them, figures still beside."""
+    found = expand(studies.read(name), "hardware=cpu", "epochs=1", "train_fraction=0.004")
+    assert all(ON_GPUS_ONLY in excluded.why for excluded in found.excluded)
+    assert {cell.train.hardware for cell in found.cells} == {"cpu:1", "cpu:2"}
+    assert refusals(found.cells, None, Machine(gpus=(), cores=(0, 1))) == {}
+    assert sum(bool(cell.published) for cell in found.cells) >= 4
+    every = {cell.train.strategy for cell in expand(studies.read(name)).cells}
+    assert every - {cell.train.strategy for cell in found.cells} <= {"data_parallel"}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_head_of_a_study_names_commands_that_work(name: str) -> None:
+    """Its own lines, as far as they can be asked without devices."""
+    head = studies.read(name).partition("\n\nname")[0]
+    lines = [line for line in head.splitlines() if "orchestrate submit --local" in line]
+    (command,) = lines
+    sets = [word for word in command.split() if "=" in word]
+    assert [text.partition("=")[0] for text in sets] == ["hardware", "epochs", "train_fraction"]
+    assert expand(studies.read(name), *sets).cells
