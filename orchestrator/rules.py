@@ -29,6 +29,9 @@ READ = (
     "train_fraction",
     "precision",
     "channels_last",
+    "compile",
+    "cudnn_benchmark",
+    "pretrained",
     "loader",
     "augment",
     "optimizer",
@@ -121,6 +124,8 @@ def _first_breach(facts: _Facts) -> Breach | None:
         (f"dataset {facts.values['dataset']}", _for_images(facts)),
         ("stem", _stem(facts)),
         ("precision", _precision(facts)),
+        ("compile", _compile(facts)),
+        ("cudnn_benchmark", _cudnn_benchmark(facts)),
         ("nesterov", _nesterov(facts)),
         ("batch_size", _batch_size(facts)),
         ("batch_norm", _batch_norm(facts)),
@@ -186,6 +191,20 @@ def _stem(facts: _Facts) -> str:
 def _precision(facts: _Facts) -> str:
     tf32_on_cpu = facts.values["precision"] == "tf32" and facts.hardware.is_cpu
     return "tf32 is a mode of NVIDIA GPUs: on CPU use fp32" if tf32_on_cpu else ""
+
+
+def _compile(facts: _Facts) -> str:
+    how = str(facts.values["compile"])
+    if how == "off":
+        return ""
+    if how != "default" and facts.hardware.is_cpu:
+        return f'compile = "{how}" records the work of an NVIDIA GPU: on CPU use "off" or "default"'
+    return facts.strategy.refuses_compile(how, facts.options)
+
+
+def _cudnn_benchmark(facts: _Facts) -> str:
+    on_cpu = facts.values["cudnn_benchmark"] and facts.hardware.is_cpu
+    return "cudnn_benchmark is for NVIDIA GPUs: on CPU there is no cuDNN" if on_cpu else ""
 
 
 def _nesterov(facts: _Facts) -> str:

@@ -159,10 +159,18 @@ class TrainConfig:
     precision: str = "fp32"
     """``fp64``, ``fp32`` (TF32 off everywhere), ``tf32`` or ``bf16`` (autocast)."""
     channels_last: bool = False
+    compile: str = "off"
+    """``off``; ``default``: the model through ``torch.compile``; ``graphs``: the training step recorded once as a CUDA
+    graph and replayed; ``default_graphs``: both. An odd last batch and evaluation run as with ``off``."""
+    cudnn_benchmark: bool = False
+    """cuDNN tries its algorithms out on each new shape and keeps the fastest, so that rounding may differ between two
+    equal runs; otherwise its heuristics choose. GPUs only."""
     batch_norm: str = "batch"
     """``batch``, or ``frozen``: running statistics are used and never updated; weight and bias still learn."""
     dropout: float | None = None
     """Rate for every dropout and drop-path layer; None keeps the model's own."""
+    pretrained: bool = False
+    """Start from weights that ``orchestrate data prepare`` fetched, with a new classifier for this data set."""
     stem: str = "imagenet"
     """ResNet only: ``imagenet`` (7x7 stride 2 and max-pool) or ``cifar`` (3x3 stride 1, no pool)."""
     image_size: int | None = None
@@ -384,10 +392,11 @@ class RunResult:
     total_time_s: float | None = None
     """From the start of the first rank's Python to the last evaluation, this attempt and the resumed ones before it."""
     startup_s: float | None = None
-    """From process start to the first step: imports, rendezvous, data, model."""
+    """From process start to the first step, ``compile_s`` left out: imports, rendezvous, data, model."""
     warmup_s: float | None = None
     """The first steps, apart from the steady ones."""
     compile_s: float | None = None
+    """Compiling and recording before the first step; None with ``compile = "off"``."""
     evaluate_s: float | None = None
     step_time_s: float | None = None
     """Median of the steady steps."""
@@ -405,6 +414,17 @@ class RunResult:
     """Maximum over ranks."""
     memory_by_rank: list[dict[str, int]] = field(default_factory=list)
     """``rank``, ``allocated_memory_bytes``, ``peak_memory_bytes``."""
+
+    telemetry: str | None = None
+    """``nvml``, or why there is none of the four below."""
+    gpu_utilization_pct: float | None = None
+    """Share of the time in which a kernel ran: mean over samples of the training, and over GPUs."""
+    gpu_power_w: float | None = None
+    """All GPUs together: mean over samples of the training."""
+    energy_j: float | None = None
+    """All GPUs together, over the training and the evaluations between."""
+    gpu_memory_used_bytes: int | None = None
+    """Largest sample of any GPU, as ``nvidia-smi`` counts: the CUDA context, libraries and other processes with it."""
 
     lr_applied: float | None = None
     """Read back from the optimiser at step 0."""

@@ -91,6 +91,9 @@ class StrategyDeclaration:
     """Whether those must be of equal size, so that samples are made up for an odd batch; batch norm would see them."""
     contract_options: tuple[Options, ...] = field(default=({},), hash=False)
     """Sets of options under which contract tests compare it with eager; together they reach all of its code."""
+    refuses_compile: Callable[[str, Options], str] = lambda _how, _options: "it cannot be compiled or recorded"
+    """(``default``, ``graphs`` or ``default_graphs``) -> why it cannot train with that value of ``compile``; empty when
+    it can, and then its class is a :class:`workloads.strategies.protocol.Prepares` too."""
     equal_under: tuple[str, ...] = ("sgd", "adam", "adamw")
     """Optimisers under which it learns what eager learns, batch norm aside."""
 

@@ -48,14 +48,21 @@ class Pulse:
         """Say that there was progress; cheap enough for every step."""
         self.beats += 1
         if self._stacks is not None and time.monotonic() - self._wound_at > LOOK_EVERY_S:
-            self._wind_up()
+            self._wind_up(self._hang_timeout_s)
         if phase is not None:
             self.phase = phase
+
+    def await_for(self, least_s: int) -> None:
+        """Beat, and allow the next one to take that long at least: what comes now shows no progress on its way."""
+        self.beats += 1
+        if self._stacks is not None:
+            self._wind_up(max(least_s, self._hang_timeout_s))
+            self._wound_at = 0.0  # the next beat winds it up as usual, however soon it comes
 
     def __enter__(self) -> Pulse:
         if self._hang_timeout_s:
             self._stacks = open(self._attempt.hang(self._rank), "w", encoding="utf-8")
-            self._wind_up()
+            self._wind_up(self._hang_timeout_s)
         self._thread.start()
         return self
 
@@ -69,10 +76,10 @@ class Pulse:
             self._attempt.hang(self._rank).unlink(missing_ok=True)
         self._write(samples_per_s=None)
 
-    def _wind_up(self) -> None:
+    def _wind_up(self, timeout_s: int) -> None:
         assert self._stacks is not None
         self._wound_at = time.monotonic()
-        faulthandler.dump_traceback_later(self._hang_timeout_s, exit=True, file=self._stacks)
+        faulthandler.dump_traceback_later(timeout_s, exit=True, file=self._stacks)
 
     def _look(self) -> None:
         beats = samples = 0

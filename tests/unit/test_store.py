@@ -41,17 +41,27 @@ def test_columns_are_the_contract_s_fields() -> None:
 
 
 def test_migrations_make_the_schema_that_the_models_describe(database: str, tmp_path: Path) -> None:
-    """Tables with their columns, types, keys and constraints, and the views: the same statements."""
+    """Tables with their columns, types, keys and constraints, and the views.
+
+    A column that was added later stands last, and has the value that rows of before took as its default.
+    """
     open_store(database).close()
     described = create_engine(f"sqlite:///{tmp_path / 'described.db'}")
     models.metadata.create_all(described)
     described.dispose()
 
-    def schema(path: str) -> dict[str, str]:
+    def schema(path: str) -> dict[str, object]:
         connection = sqlite3.connect(path)
-        rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+        found: dict[str, object] = {}
+        for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"):
+            columns = connection.execute(f"SELECT name, type, [notnull], pk FROM pragma_table_info('{name}')").fetchall()
+            keys = connection.execute(f"SELECT * FROM pragma_foreign_key_list('{name}')").fetchall()
+            unique = connection.execute(f"SELECT [unique], origin FROM pragma_index_list('{name}')").fetchall()
+            statement = " ".join(sql.split()) if kind != "table" else "WITHOUT ROWID" in sql
+            found[name] = (kind, sorted(columns), keys, unique, statement)
         connection.close()
-        return {name: " ".join(sql.split()) for name, sql in rows if name != engine.VERSION_TABLE}
+        found.pop(engine.VERSION_TABLE, None)
+        return found
 
     assert schema(database) == schema(str(tmp_path / "described.db"))
 

@@ -23,6 +23,7 @@ def dtype_of(config: TrainConfig) -> torch.dtype:
 
 def set_precision(config: TrainConfig) -> None:
     """``fp32`` is IEEE everywhere: cuDNN's convolutions use TF32 by default, and that is another precision."""
+    torch.backends.cudnn.benchmark = config.cudnn_benchmark
     tf32 = config.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from workloads.engines.figures import Evaluation
 from workloads.engines.training import Training
 from workloads.job import Job
 from workloads.loaders import Batch, Loader, Shard
-from workloads.strategies.protocol import Strategy, Task
+from workloads.strategies.protocol import Prepares, Strategy, Task
 
 
 def train(job: Job) -> None:
@@ -75,7 +76,9 @@ def train(job: Job) -> None:
     )
     strategy = declaration.create()(task)
     job.pulse.beat()
-    Training(job, _Torch(strategy, loader, data.class_names, task.devices, communication)).run()
+    backend = _Torch(strategy, loader, data.class_names, task.devices, communication)
+    prepare = cast(Prepares, strategy).prepare if config.compile != "off" else None
+    Training(job, backend, prepare).run()
     strategy.close()
     loader.close()
     communication.close()

@@ -23,6 +23,9 @@ STARVATION_S = 5.0
 STARVATION_SHARE = 0.1
 """... and into this share of the training time; three at least."""
 
+COMPILE_PATIENCE_S = 1800
+"""Compiling shows no progress, and takes many minutes for a large model on a busy node."""
+
 Answer = TypeVar("Answer")
 
 
@@ -104,10 +107,16 @@ class Backend(Protocol):
 
 
 class Training:
-    """The loop on one rank: epochs, evaluations, checkpoints, and what becomes of what was measured."""
+    """The loop on one rank: epochs, evaluations, checkpoints, and what becomes of what was measured.
 
-    def __init__(self, job: Job, backend: Backend) -> None:
+    Args:
+        prepare: (first batch of an epoch) compiles or records what steps will run, and leaves what learns as it was;
+            None when there is nothing to do before the first step.
+    """
+
+    def __init__(self, job: Job, backend: Backend, prepare: Callable[[Any], None] | None = None) -> None:
         self._job = job
+        self._prepare_steps = prepare
         self._config: TrainConfig = job.spec.train
         self._backend = backend
         self._steps = self._config.steps or self._config.epochs * backend.steps_per_epoch
@@ -124,6 +133,7 @@ class Training:
     def run(self) -> None:
         """From the checkpoint, or from the start, to the end."""
         self._resume()
+        self._prepare()
         self._set_up()
         while self._step < self._steps:
             facts = self._train_epoch()
@@ -139,6 +149,19 @@ class Training:
         self._summarise()
         self._job.result.starvation_ratio = self._starvation()
 
+    def _prepare(self) -> None:
+        """Compile and record before anything is measured."""
+        if self._prepare_steps is None or self._step >= self._steps:
+            return
+        pulse = self._job.pulse
+        pulse.phase = "compile"
+        pulse.await_for(COMPILE_PATIENCE_S)
+        started_s = self._backend.settle()
+        self._prepare_steps(next(iter(self._backend.batches(self._epoch))))
+        (compile_s,) = self._backend.maximum([self._backend.settle() - started_s])
+        self._job.result.compile_s = compile_s
+        self._job.events.write("compile", compile=self._config.compile, compile_s=compile_s)
+
     def _set_up(self) -> None:
         result, pulse = self._job.result, self._job.pulse
         self._tally = measure.Tally(measure.warmup_steps(self._steps - self._step))
@@ -146,7 +169,7 @@ class Training:
         if result.lr_applied is None:
             result.lr_applied = self._backend.rate()
         self._backend.settle()
-        result.startup_s = provenance.process_age_s()
+        result.startup_s = provenance.process_age_s() - (result.compile_s or 0.0)
         pulse.epochs, pulse.steps, pulse.step, pulse.epoch = self._epochs, self._steps, self._step, self._epoch
         self._job.events.write(
             "setup",

@@ -80,6 +80,9 @@ DECLARATION = StrategyDeclaration(
     framework="torch",
     topology=lambda _options: Topology.ONE_PROCESS,
     refuses=_refuses,
+    refuses_compile=lambda _how, _options: (
+        "nn.DataParallel copies the model in every step: neither compiled code nor a CUDA graph outlives a copy"
+    ),
     splits_batch=True,
     packages=("torch",),
     batch_norm_treatment="per_gpu",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from workloads.loaders import Batch
+    from workloads.strategies.compiled import Model
     from workloads.strategies.protocol import Task
 
 
@@ -29,15 +30,25 @@ class Eager:
     def __init__(self, task: Task) -> None:
         import torch
 
+        from workloads.strategies.compiled import Steps
+
         self._task = task
         self._module = task.module.to(task.device)
         self._inference = torch.inference_mode
         self.optimizer = task.make_optimizer(self._module.parameters())
+        learning = [*self._module.parameters(), *self._module.buffers()]
+        self._steps = Steps(task, self._step, self._module, self.optimizer, learning)
 
     def train_step(self, batch: Batch) -> Tensor:
+        return self._steps(batch)
+
+    def prepare(self, batch: Batch) -> None:
+        self._steps.prepare(batch)
+
+    def _step(self, model: Model, batch: Batch) -> Tensor:
         self._task.set_training(self._module, True)
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._task.loss_sum(self._task.forward(self._module, batch.x), batch.y)
+        loss = self._task.loss_sum(self._task.forward(model, batch.x), batch.y)
         (loss / batch.num_global).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return loss.detach()
@@ -66,6 +77,7 @@ DECLARATION = StrategyDeclaration(
     framework="torch",
     topology=lambda _options: Topology.ONE_PROCESS,
     refuses=_refuses,
+    refuses_compile=lambda _how, _options: "",
     splits_batch=False,
     packages=("torch",),
     batch_norm_treatment="whole_batch",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from workloads.loaders import Batch
+    from workloads.strategies.compiled import Model
     from workloads.strategies.protocol import Task
 
 
@@ -32,6 +33,8 @@ class Fsdp:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+        from workloads.strategies.compiled import Steps
+
         self._task = task
         self._module = task.module
         policy = MixedPrecisionPolicy()
@@ -39,7 +42,8 @@ class Fsdp:
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         mesh = init_device_mesh(task.device.type, (task.world.size,))
         # Unit by unit from the CPU: no device ever holds the whole model.
-        for unit in _units(task):
+        self._units = list(_units(task))
+        for unit in self._units:
             fully_shard(unit, mesh=mesh, reshard_after_forward=bool(task.options["reshard"]), mp_policy=policy)
         fully_shard(self._module, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
         self._parameters: list[Any] = list(self._module.parameters())
@@ -47,11 +51,45 @@ class Fsdp:
         self._shards = [torch.nn.Parameter(p.detach().to_local()) for p in self._parameters]
         self.optimizer = task.make_optimizer(self._shards)
         self._statistics = RunningStatistics(task, self._module)
+        self._steps = Steps(
+            task,
+            self._step,
+            self._module,
+            self.optimizer,
+            [*self._shards, *self._module.buffers()],
+            compile_model=self._compiled_units,
+        )
 
     def train_step(self, batch: Batch) -> Tensor:
+        self._statistics.differ = True
+        return self._steps(batch)
+
+    def prepare(self, batch: Batch) -> None:
+        self._steps.prepare(batch)
+
+    def _compiled_units(self, model: Model) -> Model:
+        """The model, whose units compute by compiled code: gathering and giving up happen between units, outside."""
+        from workloads.strategies.compiled import compiled
+
+        units: list[Any] = self._units or [self._module]
+        plain = [unit.forward for unit in units]
+        fast = [compiled(forward) for forward in plain]
+
+        def compute(x: Tensor) -> Tensor:
+            for unit, forward in zip(units, fast, strict=True):
+                unit.forward = forward
+            try:
+                return model(x)
+            finally:
+                for unit, forward in zip(units, plain, strict=True):
+                    unit.forward = forward
+
+        return compute
+
+    def _step(self, model: Model, batch: Batch) -> Tensor:
         self._task.set_training(self._module, True)
         self._module.zero_grad(set_to_none=True)
-        loss = self._task.loss_sum(self._task.forward(self._module, batch.x), batch.y)
+        loss = self._task.loss_sum(self._task.forward(model, batch.x), batch.y)
         if batch.num_local == 0:
             loss = loss * 0.0
         # As DDP does, FSDP divides the summed gradients by the world size.
@@ -59,7 +97,6 @@ class Fsdp:
         for shard, parameter in zip(self._shards, self._parameters, strict=True):
             shard.grad = None if parameter.grad is None else parameter.grad.to_local()
         self.optimizer.step()
-        self._statistics.differ = True
         return loss.detach()
 
     def logits(self, x: Tensor) -> Tensor:
@@ -144,6 +181,10 @@ def _has_parts(value: Any) -> bool:
     return getattr(value, "ndim", 0) > 0
 
 
+def _refuses_compile(how: str, _options: Options) -> str:
+    return "" if how == "default" else "FSDP2 takes and gives up memory in every step, and a CUDA graph keeps its own"
+
+
 def _refuses_training(train: Mapping[str, Any], options: Options) -> str:
     if train["channels_last"]:
         return "FSDP2 does not shard channels_last parameters"
@@ -159,6 +200,7 @@ DECLARATION = StrategyDeclaration(
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
     refuses=lambda _hardware, _options: "",
     refuses_training=_refuses_training,
+    refuses_compile=_refuses_compile,
     splits_batch=True,
     packages=("torch",),
     options=(

@@ -126,6 +126,9 @@ DECLARATION = StrategyDeclaration(
     framework="torch",
     topology=lambda _options: Topology.ONE_PROCESS,
     refuses=_refuses,
+    refuses_compile=lambda _how, _options: (
+        "torchgpipe runs a model's parts in threads of its own, where torch.compile and CUDA graphs do not reach"
+    ),
     needs_layers=True,
     splits_batch=False,
     micro_batches=lambda options: int(options["chunks"]),  # type: ignore[arg-type]

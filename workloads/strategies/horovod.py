@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from workloads.loaders import Batch
+    from workloads.strategies.compiled import Model
     from workloads.strategies.protocol import Task
     from workloads.world import World
 
@@ -41,6 +42,8 @@ class Horovod:
     def __init__(self, task: Task) -> None:
         import torch
 
+        from workloads.strategies.compiled import Steps
+
         self._task = task
         self._inference = torch.inference_mode
         hvd: Any = importlib.import_module("horovod.torch")
@@ -56,17 +59,25 @@ class Horovod:
             op=hvd.Average,
         )
         self._statistics = RunningStatistics(task, self._module)
+        learned = [*self._module.parameters(), *self._module.buffers()]
+        self._steps = Steps(task, self._step, self._module, self.optimizer, learned)
 
     def train_step(self, batch: Batch) -> Tensor:
+        self._statistics.differ = True
+        return self._steps(batch)
+
+    def prepare(self, batch: Batch) -> None:
+        self._steps.prepare(batch)
+
+    def _step(self, model: Model, batch: Batch) -> Tensor:
         self._task.set_training(self._module, True)
         self._module.zero_grad(set_to_none=True)  # its optimiser refuses that
-        loss = self._task.loss_sum(self._task.forward(self._module, batch.x), batch.y)
+        loss = self._task.loss_sum(self._task.forward(model, batch.x), batch.y)
         if batch.num_local == 0:
             loss = loss * 0.0
         # As DDP does, Horovod divides the summed gradients by the world size.
         (loss * (self._task.world.size / batch.num_global)).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        self._statistics.differ = True
         return loss.detach()
 
     def logits(self, x: Tensor) -> Tensor:
@@ -163,6 +174,10 @@ def _reachable(addresses: list[str], port: int) -> str:
     )
 
 
+def _refuses_compile(how: str, _options: Options) -> str:
+    return "" if how == "default" else "Horovod's all-reduce starts in a thread of its own, which no CUDA graph records"
+
+
 def _refuses_training(train: Any, _options: Options) -> str:
     return "Horovod averages contiguous gradients only: no channels_last" if train["channels_last"] else ""
 
@@ -174,6 +189,7 @@ DECLARATION = StrategyDeclaration(
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
     refuses=lambda _hardware, _options: "",
     refuses_training=_refuses_training,
+    refuses_compile=_refuses_compile,
     splits_batch=True,
     packages=("torch", "horovod"),
     options=(

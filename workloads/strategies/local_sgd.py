@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from workloads.loaders import Batch
+    from workloads.strategies.compiled import Model
     from workloads.strategies.protocol import Task
 
 
@@ -31,6 +32,8 @@ class LocalSgd:
     optimizer: torch.optim.Optimizer
 
     def __init__(self, task: Task) -> None:
+        from workloads.strategies.compiled import Steps
+
         self._task = task
         self._module = task.module.to(task.device)
         self.optimizer = task.make_optimizer(self._module.parameters())
@@ -38,22 +41,31 @@ class LocalSgd:
         self._own: list[Tensor] | None = None
         """What the replica learned, while the average stands in its place."""
         self._period = int(task.options["period"])  # type: ignore[arg-type]
-        self._steps = 0
+        self._steps_done = 0
         self._host_group = host_group(task)
+        learned = [*self._module.parameters(), *self._module.buffers()]
+        self._steps = Steps(task, self._step, self._module, self.optimizer, learned)
 
     def train_step(self, batch: Batch) -> Tensor:
         self._step_back()
+        loss = self._steps(batch)
+        self._steps_done += 1
+        if self._steps_done % self._period == 0:
+            average(self._averaged, self._mean)
+        return loss
+
+    def prepare(self, batch: Batch) -> None:
+        self._steps.prepare(batch)
+
+    def _step(self, model: Model, batch: Batch) -> Tensor:
         self._task.set_training(self._module, True)
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._task.loss_sum(self._task.forward(self._module, batch.x), batch.y)
+        loss = self._task.loss_sum(self._task.forward(model, batch.x), batch.y)
         if batch.num_local == 0:
             loss = loss * 0.0
         # The average over ranks of such gradients is that of the global batch, whatever each rank's share of it.
         (loss * (self._task.world.size / batch.num_global)).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        self._steps += 1
-        if self._steps % self._period == 0:
-            average(self._averaged, self._mean)
         return loss.detach()
 
     def logits(self, x: Tensor) -> Tensor:
@@ -77,14 +89,14 @@ class LocalSgd:
             distributed.gather_object(own, answers, group=self._host_group)
         self._stand_in()
         model = cpu_state(self._module, self.optimizer)["model"]
-        return {"model": model, "optimizer": {**own["optimizer"], "replicas": replicas, "steps": self._steps}}
+        return {"model": model, "optimizer": {**own["optimizer"], "replicas": replicas, "steps": self._steps_done}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         own = state["optimizer"]["replicas"][self._task.world.rank]
         self._own = None
         self._module.load_state_dict(own["model"])
         self.optimizer.load_state_dict(own["optimizer"])
-        self._steps = state["optimizer"]["steps"]
+        self._steps_done = state["optimizer"]["steps"]
 
     def close(self) -> None:
         """Nothing outlives the object."""
@@ -114,6 +126,7 @@ DECLARATION = StrategyDeclaration(
     framework="torch",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
     refuses=lambda _hardware, _options: "",
+    refuses_compile=lambda _how, _options: "",
     splits_batch=True,
     packages=("torch",),
     options=(

@@ -6,6 +6,7 @@ sees all of it, and the result is eager's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Hardware, Topology
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from workloads.loaders import Batch
+    from workloads.strategies.compiled import Model
     from workloads.strategies.protocol import Task
 
 
@@ -26,6 +28,7 @@ class ModelParallel:
 
     def __init__(self, task: Task) -> None:
         from workloads.models import sequential
+        from workloads.strategies.compiled import Steps, compiled
         from workloads.strategies.parts import sizes_of_parts
 
         self._task = task
@@ -34,11 +37,25 @@ class ModelParallel:
         for part, device in zip(self._parts, task.devices, strict=True):
             part.to(device)
         self.optimizer = task.make_optimizer(task.module.parameters())
+        self._steps = Steps(
+            task,
+            self._step,
+            self._over(self._parts),
+            self.optimizer,
+            [*task.module.parameters(), *task.module.buffers()],
+            compile_model=lambda _: self._over([compiled(part) for part in self._parts]),
+        )
 
     def train_step(self, batch: Batch) -> Tensor:
+        return self._steps(batch)
+
+    def prepare(self, batch: Batch) -> None:
+        self._steps.prepare(batch)
+
+    def _step(self, model: Model, batch: Batch) -> Tensor:
         self._set_training(True)
         self.optimizer.zero_grad(set_to_none=True)
-        logits = self._task.forward(self._compute, batch.x)
+        logits = self._task.forward(model, batch.x)
         loss = self._task.loss_sum(logits, batch.y.to(logits.device, non_blocking=True))
         (loss / batch.num_global).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
@@ -49,7 +66,7 @@ class ModelParallel:
 
         self._set_training(False)
         with torch.inference_mode():
-            return self._task.forward(self._compute, x).to(self._task.device)
+            return self._task.forward(self._over(self._parts), x).to(self._task.device)
 
     def state_dict(self) -> dict[str, Any]:
         from workloads.checkpoint import cpu_state
@@ -63,10 +80,13 @@ class ModelParallel:
     def close(self) -> None:
         """Nothing outlives the object."""
 
-    def _compute(self, x: Tensor) -> Tensor:
-        for part, device in zip(self._parts, self._task.devices, strict=True):
-            x = part(x.to(device, non_blocking=True))
-        return x
+    def _over(self, parts: Sequence[Model]) -> Model:
+        def compute(x: Tensor) -> Tensor:
+            for part, device in zip(parts, self._task.devices, strict=True):
+                x = part(x.to(device, non_blocking=True))
+            return x
+
+        return compute
 
     def _set_training(self, training: bool) -> None:
         for part in self._parts:
@@ -86,12 +106,17 @@ def _refuses(hardware: Hardware, options: Options) -> str:
     return ""
 
 
+def _refuses_compile(how: str, _options: Options) -> str:
+    return "" if how == "default" else "a step over two GPUs of one process is more than one CUDA graph can hold"
+
+
 DECLARATION = StrategyDeclaration(
     name="model_parallel",
     summary="The model in two parts on two devices, which take turns: saves memory, costs time.",
     framework="torch",
     topology=lambda _options: Topology.ONE_PROCESS,
     refuses=_refuses,
+    refuses_compile=_refuses_compile,
     needs_layers=True,
     splits_batch=False,
     packages=("torch",),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from workloads.loaders import Batch
+    from workloads.strategies.compiled import Model
     from workloads.strategies.protocol import Task
 
 NOT_COUNTED = -100
@@ -39,6 +40,8 @@ class Pipeline:
     def __init__(self, task: Task) -> None:
         from torch.distributed.pipelining import PipelineStage
 
+        from workloads.strategies.compiled import Steps
+
         self._task = task
         self._module = task.module
         chunks, schedule = task.options["chunks"], str(task.options["schedule"])
@@ -48,7 +51,7 @@ class Pipeline:
         self._refuses_odd = bool(learning(task, self._module))
         self._size, self._rank = task.world.size, task.world.rank
         self._count = self._size * STAGES_A_RANK[schedule]
-        self._stages: dict[int, nn.Module] = {}
+        self._stages: dict[int, Any] = {}
         parts, wires = self._cut()
         self._wires = wires
         stages = []
@@ -71,8 +74,25 @@ class Pipeline:
         self._num_global = 1
         self._schedule = _schedule(schedule, stages, chunks, self._loss)
         self._host_group = host_group(task)
+        learned = [t for stage in self._stages.values() for t in (*stage.parameters(), *stage.buffers())]
+        # A stage takes its input from the schedule, so what is called in its place is the stage's own affair; batches
+        # are filled up, so that all are whole ones.
+        self._steps = Steps(
+            task, self._step, self._schedule.step, self.optimizer, learned, compile_model=self._compile_stages
+        )
 
     def train_step(self, batch: Batch) -> Tensor:
+        return self._steps(batch)
+
+    def prepare(self, batch: Batch) -> None:
+        self._steps.prepare(batch)
+
+    def _compile_stages(self, model: Model) -> Model:
+        for stage in self._stages.values():
+            stage.compile_part()
+        return model
+
+    def _step(self, _model: Model, batch: Batch) -> Tensor:
         import torch
 
         if self._refuses_odd and len(batch.x) != self._samples:
@@ -184,16 +204,23 @@ class Pipeline:
         return parts, _wires(task, parts, self._micro_batch)
 
 
-def _stage(task: Task, part: nn.Sequential) -> nn.Module:
+def _stage(task: Task, part: nn.Sequential) -> Any:
     from torch import nn
+
+    from workloads.strategies.compiled import compiled
 
     class Stage(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.part = part
+            self._fast: list[Model] = []
+
+        def compile_part(self) -> None:
+            self._fast = [compiled(self.part)]
 
         def forward(self, x: Tensor) -> Tensor:
-            answer = task.forward(self.part, x).contiguous()
+            model = self._fast[0] if self._fast and self.training else self.part
+            answer = task.forward(model, x).contiguous()
             # torch detaches in place what leaves a stage, which a view does not suffer.
             return answer.clone() if answer._is_view() else answer
 
@@ -261,6 +288,12 @@ def _refuses(hardware: Hardware, options: Options) -> str:
     return ""
 
 
+def _refuses_compile(how: str, options: Options) -> str:
+    if options["schedule"] == "zero_bubble":
+        return "schedule zero_bubble cuts a stage's backward pass in two, and compiled code has it in one piece"
+    return "" if how == "default" else "its stages send and receive in the middle of a step"
+
+
 def _refuses_training(train: Any, _options: Options) -> str:
     return "what travels between stages is contiguous, so channels_last means nothing" if train["channels_last"] else ""
 
@@ -272,6 +305,7 @@ DECLARATION = StrategyDeclaration(
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
     refuses=_refuses,
     refuses_training=_refuses_training,
+    refuses_compile=_refuses_compile,
     needs_layers=True,
     splits_batch=False,
     micro_batches=lambda options: int(options["chunks"]),  # type: ignore[arg-type]

@@ -102,3 +102,16 @@ class Strategy(Protocol):
 
     def close(self) -> None:
         """Give back what garbage collection does not: hooks, threads, shared memory. Called on success only."""
+
+
+class Prepares(Protocol):
+    """What a strategy has besides when its declaration takes a ``compile`` other than ``off``."""
+
+    def prepare(self, batch: Batch) -> None:
+        """Compile and record what ``train_step`` will run, before the first step and after :meth:`load_state_dict`.
+
+        Nothing that learns may differ afterwards. Called with ``compile = "off"`` never. Collective.
+
+        Args:
+            batch: the first of an epoch, which is a whole one.
+        """

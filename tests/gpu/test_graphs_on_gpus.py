@@ -1,0 +1,148 @@
+"""A recorded step learns what the step as written learns, and steps are indeed replayed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+from tests.contract.conftest import data_root, launcher  # noqa: E402, F401 (fixtures)
+from tests.contract.ways import Way  # noqa: E402
+
+EAGER = Way("eager", 1, kind="gpu")
+WAYS = [
+    EAGER,
+    Way("local_sgd", 2, (("period", 1),), kind="gpu"),
+    Way("ddp", 2, kind="gpu"),
+    Way("ddp", 2, (("bucket_cap_mb", 1), ("static_graph", True)), kind="gpu"),
+]
+
+RATE = 2.0**-7
+"""A number of single precision, to which the rate of a recorded step is rounded."""
+SHARED: dict[str, Any] = {
+    "dataset": "imagefolder/few",
+    "model": "vit_tiny",
+    "dropout": 0.0,
+    "precision": "fp64",
+    "batch_size": 16,
+    "steps": 20,
+    "lr": RATE,
+    "eval_every": 1,
+}
+"""Seven epochs of two whole batches and one of 7 samples, with an evaluation after each."""
+
+CASES: dict[str, dict[str, Any]] = {
+    "momentum": SHARED,
+    "adam": SHARED | {"optimizer": "adam", "lr": 2.0**-10},
+    "live batch norm": SHARED | {"model": "resnet18", "image_size": 32},
+    "bf16": SHARED | {"precision": "bf16"},
+    "dropout": SHARED | {"dropout": 0.3},
+    "schedule": SHARED | {"schedule": "cosine", "warmup_steps": 4},
+}
+CLOSE = {"bf16": 0.03, "schedule": 1e-6}
+"""Absolute, for every loss; 1e-9 for others. Rates of a schedule are rounded."""
+SPLIT = ("momentum", "adam", "bf16")
+"""Cases that do not depend on how a batch is split over ranks."""
+
+COUNT_REPLAYS = """
+import os, torch
+replay = torch.cuda.CUDAGraph.replay
+def counted(graph):
+    with open(os.environ["REPLAYS"], "a") as stream:
+        stream.write(".")
+    return replay(graph)
+torch.cuda.CUDAGraph.replay = counted
+"""
+
+
+def _losses(launcher: Any, run: Any) -> list[float]:  # noqa: F811
+    steps = [loss for e in launcher.events(run.attempt(1), "steps") for loss in e["loss"]]
+    return [*steps, run.attempt(1).read_result().test_loss]
+
+
+def _write(launcher: Any, root: Path, images: Path, way: Way, case: str, compile: str) -> Any:  # noqa: A002, F811
+    expect = {"gpus_per_node": way.devices}
+    train = CASES[case] | {"compile": compile} | way.train
+    return launcher.write(root, data_root=images, expect=expect, execution={"hang_timeout_s": 300}, **train)
+
+
+@pytest.mark.parametrize(
+    ("way", "case"),
+    [(EAGER, case) for case in CASES]
+    + [(way, case) for way in WAYS[1:] for case in SPLIT if way.strategy == "ddp"]
+    # Each rank's own Adam sees its own part of the batch.
+    + [(WAYS[1], "momentum")],
+    ids=str,
+)
+def test_recorded_steps_learn_what_steps_as_written_learn(
+    launcher: Any,  # noqa: F811
+    data_root: Path,  # noqa: F811
+    tmp_path: Path,
+    way: Way,
+    case: str,
+) -> None:
+    """With odd batches and evaluations in between; of 20 steps each rank replays the 14 whole batches.
+
+    Each epoch's dropout comes from the seed, whichever way steps are carried out.
+    """
+    if torch.cuda.device_count() < way.devices:
+        pytest.skip("needs two GPUs")
+    plain = _write(launcher, tmp_path, data_root, EAGER, case, "off")
+    recorded = _write(launcher, tmp_path, data_root, way, case, "graphs")
+    launcher.succeed(plain)
+    counter = tmp_path / "replays"
+    launcher.succeed(recorded, ranks=way.ranks, within_s=400, prelude=COUNT_REPLAYS, env={"REPLAYS": str(counter)})
+    found, expected = _losses(launcher, recorded), _losses(launcher, plain)
+    assert found == pytest.approx(expected, abs=CLOSE.get(case, 1e-9))
+    assert expected[-2] < expected[0]
+    whole = sum(1 for step in range(20) if step % 3 != 2)
+    starvation = (counter.stat().st_size - whole * way.ranks) / way.ranks
+    assert starvation in range(22), "replayed each whole batch, and after training one batch to see what input costs"
+    assert recorded.attempt(1).read_result().compile_s > 0
+
+
+@pytest.mark.parametrize("how", ["default", "default_graphs"])
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[2]], ids=str)
+def test_compiled_kernels_learn_what_torch_s_own_learn(
+    launcher: Any,  # noqa: F811
+    data_root: Path,  # noqa: F811
+    tmp_path: Path,
+    way: Way,
+    how: str,
+) -> None:
+    if torch.cuda.device_count() < way.devices:
+        pytest.skip("needs two GPUs")
+    plain = _write(launcher, tmp_path, data_root, EAGER, "momentum", "off")
+    fast = _write(launcher, tmp_path, data_root, way, "momentum", how)
+    launcher.succeed(plain)
+    launcher.succeed(fast, ranks=way.ranks, within_s=500)
+    assert _losses(launcher, fast) == pytest.approx(_losses(launcher, plain), abs=1e-9)
+
+
+def test_a_recorded_run_goes_on_from_its_checkpoint(
+    launcher: Any,  # noqa: F811
+    data_root: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Ended after three epochs, with momenta and dropout: the second attempt ends where an uninterrupted run does."""
+    whole = _write(launcher, tmp_path / "whole", data_root, EAGER, "dropout", "graphs")
+    broken = _write(launcher, tmp_path / "broken", data_root, EAGER, "dropout", "graphs")
+    launcher.succeed(whole)
+    stop = (
+        "import os\nfrom workloads.engines.training import Training\nsave = Training._save\n"
+        "def then_end(self):\n    save(self)\n    if self._epoch == 3:\n        os._exit(75)\n"
+        "Training._save = then_end\n"
+    )
+    assert launcher.start(broken, prelude=stop).exit_codes() == [75]
+    launcher.succeed(broken, attempt=2)
+    result = broken.attempt(2).read_result()
+    assert result.resumed_from_epoch == 3
+    assert result.test_loss == pytest.approx(whole.attempt(1).read_result().test_loss, abs=1e-9)
