@@ -234,10 +234,14 @@ class ArrayFolder:
 
     def open(self, target: str) -> Iterator[ArrayRecord]:
         """Every array of a target that may still be going on, oldest first."""
+        return (record for record in self.all(target, ended=False))
+
+    def all(self, target: str, *, ended: bool = True) -> Iterator[ArrayRecord]:
+        """Every array of a target, oldest first; without those of which nothing goes on unless ``ended``."""
         found = []
         for path in jobs_folder(self.runs).glob(f"{JOB_NAME_PREFIX}*/array.json"):
             with contextlib.suppress(OSError, ValueError):
-                if not (path.parent / "ended").exists():
+                if ended or not (path.parent / "ended").exists():
                     found.append(ArrayRecord.from_json(read_json(path)))
         yield from sorted((r for r in found if r.target == target), key=lambda record: record.asked_at)
 
