@@ -20,6 +20,7 @@ from orchestrator.cli.workspace import (
     DataOption,
     ExperimentOption,
     LocalOption,
+    RecoverOption,
     RunsOption,
     SetOption,
     Workspace,
@@ -54,6 +55,7 @@ def submit(
     stale: Annotated[bool, typer.Option("--stale", help="Also run again what is done but out of date.")] = False,
     wait: WaitOption = False,
     watch: WatchOption = False,
+    recover: RecoverOption = True,
     json: output.JsonOption = False,
     runs: RunsOption = DEFAULT_RUNS,
     database: DatabaseOption = DEFAULT_DATABASE,
@@ -71,6 +73,9 @@ def submit(
     from orchestrator.plan import Action
 
     workspace = Workspace.at(runs=runs, database=database, data_root=data, experiment=experiment)
+    if recover:
+        # What recovery sends goes on from where it was, with more; what it does not send is new to the plan.
+        refreshed(workspace, recover=True)
     # Read before the plan is made: who sends a run in between has it, and we leave it out.
     newest = _newest_attempts(workspace)
     plan = planner.current(workspace, local=local, cluster=cluster, sets=sets or [])
@@ -98,13 +103,15 @@ def submit(
         run_ids += done.held
     try:
         if watch or wait:
-            _wait(workspace, run_ids, "submit --watch" if watch else "submit --wait", shepherd if watch else None)
+            command = "submit --watch" if watch else "submit --wait"
+            _wait(workspace, run_ids, command, shepherd if watch else None, recover=recover)
     finally:
         _complain(shepherd.done if watch else done)
 
 
 @app.command()
 def status(
+    recover: RecoverOption = True,
     json: output.JsonOption = False,
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
     runs: RunsOption = DEFAULT_RUNS,
@@ -112,14 +119,14 @@ def status(
 ) -> None:
     """Show the state of every run and why.
 
-    Also brings the database up to date, finishes a submit that was interrupted, and starts the queue again when it
-    is gone and runs wait.
+    Also brings the database up to date, finishes a submit that was interrupted, starts the queue again when it is gone
+    and runs wait, and sends runs again that ended for no fault of theirs, as [cluster.NAME.recovery] says.
 
     Example: orchestrate status --json
     """
     workspace = Workspace.at(runs=runs, database=database)
     style = output.chosen(format, json)
-    rows = [_row(run) for run in refreshed(workspace)]
+    rows = [_row(run) for run in refreshed(workspace, recover=recover)]
     if not rows and style is output.Format.TABLE:
         output.talk("no runs yet; next: orchestrate submit")
         return
@@ -168,8 +175,8 @@ def cancel(
 ) -> None:
     """Stop runs.
 
-    What waits is taken out of the queue, what runs is ended. A run that has ended stays as it is. Checkpoints stay:
-    orchestrate retry goes on from them.
+    What waits is taken out of the queue, what runs is ended. A run that has ended stays as it is, and is not sent again
+    by itself. Checkpoints stay: orchestrate retry goes on from them.
 
     Example: orchestrate cancel --all
     """
@@ -178,6 +185,7 @@ def cancel(
     found = refreshed(workspace)
     chosen = found if every else [_one(found, name) for name in names or []]
     live = [run for run in chosen if run.state.live]
+    _hold(workspace, chosen)
     for run in chosen:
         if not run.state.live and not every:
             output.talk(f"{run.run_id} {run.label}: {run.state.value} already")
@@ -199,12 +207,14 @@ def retry(
     names: RunArgument = None,
     failed: Annotated[bool, typer.Option("--failed", help="Every run that ended without a result.")] = False,
     wait: WaitOption = False,
+    recover: RecoverOption = True,
     runs: RunsOption = DEFAULT_RUNS,
     database: DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
     """Send failed runs again.
 
-    Each gets a new attempt, which goes on from the last checkpoint where there is one.
+    Each gets a new attempt, which goes on from the last checkpoint where there is one. What is sent again by itself
+    within bounds (see status) counts from here anew.
 
     Example: orchestrate retry --failed
     """
@@ -227,7 +237,7 @@ def retry(
     typer.echo(_sent(done, ""))
     try:
         if wait:
-            _wait(workspace, [s.run_id for s in done.sent], "retry --wait")
+            _wait(workspace, [s.run_id for s in done.sent], "retry --wait", recover=recover)
     finally:
         _complain(done)
 
@@ -306,6 +316,18 @@ def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> list[RunStatus]:
     return left
 
 
+def _hold(workspace: Workspace, chosen: Sequence[RunStatus]) -> None:
+    """See to it that what has ended is not sent again by itself."""
+    from orchestrator.recovery import Action
+    from workloads.rundir import RunDir
+
+    due = [run for run in chosen if run.state.ended_badly and run.recovery and Action(run.recovery).sends]
+    for run in due:
+        RunDir.of(workspace.runs, run.run_id).attempt(run.attempt).held.touch()
+    if due:
+        output.talk(f"{len(due)} runs that had ended will not be sent again")
+
+
 def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
     from orchestrator import submitter
     from workloads.provenance import code_digest
@@ -375,10 +397,12 @@ def _complain(done: Submitted) -> None:
         )
 
 
-def _wait(workspace: Workspace, run_ids: Sequence[str], command: str, shepherd: Shepherd | None = None) -> None:
+def _wait(
+    workspace: Workspace, run_ids: Sequence[str], command: str, shepherd: Shepherd | None = None, *, recover: bool
+) -> None:
     from orchestrator.cli import waiting
 
-    ended = waiting.wait(workspace, run_ids, command, shepherd)
+    ended = waiting.wait(workspace, run_ids, command, shepherd, recover=recover)
     bad = sum(count for state, count in ended.items() if state.ended_badly)
     if bad:
         raise typer.Exit(1 if bad == ended.total() else 3)
@@ -396,12 +420,16 @@ def _row_keys() -> Iterator[str]:
     yield from Progress.__dataclass_fields__
 
 
+def _reason(row: Mapping[str, Any]) -> str:
+    return "; ".join(filter(None, (row["message"] or row["reason"], row["recovery_message"])))
+
+
 def _status_columns() -> list[str | output.Column]:
     return [
         "run_id",
         "label",
         output.Column("state"),
-        output.Column("reason", text=lambda row: str(row["message"] or row["reason"])),
+        output.Column("reason", text=_reason),
         "attempt",
         output.Column("epoch", text=lambda row: f"{row['epoch']}/{row['epochs']}" if row["epochs"] else ""),
         "samples_per_s",

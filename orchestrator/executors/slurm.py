@@ -163,7 +163,7 @@ class SlurmCluster:
             witnesses = self._witnesses(attempt, token, recorded, places.get(token), newest)
             found = verdict(replace(witnesses, submit_alive=submit_alive))
             if not found.state.live and found.state is not State.SUCCEEDED and witnesses.exit is None:
-                Exit(found.state, found.reason, found.message).write(attempt)
+                Exit(found.state, found.reason, found.message, nodes=witnesses.node).write(attempt)
             verdicts.append(found)
         newest.over_since = {t: at for t, at in newest.over_since.items() if t in tokens}
         newest.write(self._folder)
@@ -193,6 +193,16 @@ class SlurmCluster:
             answer = slurm_commands.run("scancel", *batch)
             if not answer.ok and not _only_ended(answer.text):
                 raise answer.error(hint="nothing was changed here; orchestrate cancel asks again")
+
+    def retire(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
+        """Take back from Slurm what it might start again, before a later attempt takes over."""
+        places = _index(self._arrays.all(self._site.name))
+        for _, token in attempts:
+            place = places.get(token)
+            if place is not None and place.record.job_id is not None:
+                # By name too: a number may be another job's by now.
+                job_id = f"{place.record.job_id}_{place.index}"
+                slurm_commands.run("scancel", f"--name={place.record.name}", job_id)
 
     # --- sending ---
 
