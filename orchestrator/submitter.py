@@ -19,7 +19,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import costs, tracker
 from orchestrator import snapshot as snapshots
 from orchestrator.errors import InputError, OperationError
-from orchestrator.executors import leases
+from orchestrator.executors import at_work
 from orchestrator.executors.endings import Exit
-from orchestrator.executors.entries import QueueFolder, check_runs_folder, submit_name
+from orchestrator.executors.entries import QueueFolder, check_runs_folder
 from orchestrator.executors.protocol import Delivery, Receipt
 from orchestrator.executors.slurm import check_here
 from orchestrator.executors.slurm_records import SiteFolder, shape_key
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 
 OUTBOX_AGE_S = 3600.0
 """An outbox file whose submit was killed is cleared away when it is older, so never under a living submit."""
+_SENT = ".sent"
+"""Name of an outbox file of which everything was handed over."""
+_ON_DISK_S = 120.0
+"""By then a file that was written is on its disk: kernels wait a fraction of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,7 @@ def send(
             hint=f"orchestrate submit --cluster {target} plans and sends it; --local runs on this machine",
         )
     prepare_runs_folder(runs)
-    with open_store(workspace.database) as store, _at_work(runs) as alone:
+    with open_store(workspace.database) as store, at_work.alone(runs) as alone:
         tracker.refresh(store, runs)
         earlier = _resume(store, runs) if alone else []
         others = taken(store, (spec.run_id for spec, _ in wanted), newest_known)
@@ -182,7 +186,9 @@ def send(
                 for intent in intents
             ]
             receipts = _hand_over(store, runs, target, recorded)
-            os.unlink(outbox)
+            # Its specs are in the runs' folders, but a power cut could still lose them there.
+            os.replace(outbox, outbox.with_suffix(_SENT))
+        _clear_outbox(runs)
     carrier.wake()
     said = {receipt.token: receipt for receipt in receipts}
     done = [Sent(i.run_id, i.attempt, i.token) for i in intents if said[i.token].state is State.PENDING]
@@ -207,26 +213,23 @@ def resume(store: Store, runs: Path) -> list[Sent]:
     An intent whose spec is nowhere to be found becomes ``lost``, so that the run can be sent anew. Nothing is done
     while a submit is at work: its intents are not interrupted.
     """
-    with _at_work(runs) as alone:
+    if not _unfinished(store):
+        return []
+    with at_work.alone(runs) as alone:
         found = _resume(store, runs, patient=False) if alone else []
         return [sent for sent, receipt in found if receipt.state is State.PENDING]
 
 
-@contextlib.contextmanager
-def _at_work(runs: Path) -> Iterator[bool]:
-    """Show that a submit is at work in a runs folder; whether it is the only one."""
-    lease = leases.take(submit_name(runs))
-    try:
-        yield lease is not None
-    finally:
-        if lease is not None:
-            lease.release()
+def _unfinished(store: Store) -> list[AttemptRecord]:
+    from db.submissions import live
+
+    return [record for record in live(store) if record.state is State.SUBMITTING]
 
 
 def _resume(store: Store, runs: Path, *, patient: bool = True) -> list[tuple[Sent, Receipt]]:
-    from db.submissions import Mark, live, mark_all
+    from db.submissions import Mark, mark_all
 
-    left = [record for record in live(store) if record.state is State.SUBMITTING]
+    left = _unfinished(store)
     if not left:
         return []
     set_aside = _outbox(runs)
@@ -323,7 +326,7 @@ def _hand_over(
         sent, spec = recorded.sent, recorded.spec
         run = RunDir.of(runs, sent.run_id)
         if _spec_of(run) != spec:
-            run.write_spec(spec)
+            run.write_spec(spec, durable=False)
         attempt = run.attempt(sent.attempt).create()
         # A supervisor may have put its job id there, when this is done for the second time.
         if not attempt.submission.exists():
@@ -338,7 +341,7 @@ def _hand_over(
                 "shape": dict(recorded.shape),
                 "recovery": recorded.recovery,
             }
-            write_json(attempt.submission, about)
+            write_json(attempt.submission, about, durable=False)
         deliveries.append(Delivery(sent.token, attempt, spec, recorded.shape))
     carrier = tracker.executor(target, runs)
     assert carrier is not None, "nothing is recorded for a target that cannot be reached"
@@ -377,16 +380,29 @@ def _outbox(runs: Path) -> dict[str, RunSpec]:
     """Specs by run id, of every submit that did not get to its end; the newest one of a run."""
     specs: dict[str, RunSpec] = {}
     for path in sorted(QueueFolder(runs).outbox.glob("[!.]*.json"), key=lambda path: path.stat().st_mtime):
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-            specs |= {spec.run_id: spec for spec in map(RunSpec.from_json, read_json(path))}
+        specs |= {spec.run_id: spec for spec in _specs_in(path)}
     return specs
 
 
 def _clear_outbox(runs: Path) -> None:
-    for path in QueueFolder(runs).outbox.glob("*.json"):
+    """Take away what nobody needs any more; specs that a power cut has lost are written again from there."""
+    for path in QueueFolder(runs).outbox.glob("[!.]*"):
         with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > OUTBOX_AGE_S:
+            age_s = time.time() - path.stat().st_mtime
+            if path.suffix == _SENT and age_s > _ON_DISK_S:
+                for spec in _specs_in(path):
+                    run = RunDir.of(runs, spec.run_id)
+                    if _spec_of(run) is None:
+                        run.write_spec(spec)
                 path.unlink()
+            elif path.suffix != _SENT and age_s > OUTBOX_AGE_S:
+                path.unlink()
+
+
+def _specs_in(outbox: Path) -> list[RunSpec]:
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        return [RunSpec.from_json(data) for data in read_json(outbox)]
+    return []
 
 
 def _spec_on_disk(runs: Path, record: AttemptRecord) -> RunSpec | None:

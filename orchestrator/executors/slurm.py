@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import OperationError
-from orchestrator.executors import leases, slurm_commands, slurm_queries, slurm_queues
+from orchestrator.executors import at_work, slurm_commands, slurm_queries, slurm_queues
 from orchestrator.executors.endings import Exit, first_failure, hung_ranks, own_verdict, since_start
-from orchestrator.executors.entries import submit_name
 from orchestrator.executors.protocol import Delivery, Receipt, Verdict
 from orchestrator.executors.slurm_queries import Newest, Seen, SeenArray
 from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, Task, shape_key
@@ -153,15 +152,17 @@ class SlurmCluster:
         tokens = {token for _, token, _ in wanted}
         concerned = [record for record in records if any(task.token in tokens for task in record.tasks)]
         newest = slurm_queries.poll(self._folder, self._site, concerned, fresh=fresh)
-        if not leases.held(submit_name(self._runs)):
+        submit_host = at_work.elsewhere(self._runs)
+        if not submit_host and not at_work.here(self._runs):
             unfinished = {token for _, token, recorded in wanted if recorded is State.SUBMITTING}
             self._adopt_seen(newest, concerned, unfinished)
         places = _index(self._arrays.open(self._site.name))
-        submit_alive = leases.held(submit_name(self._runs))
+        submit_host = at_work.elsewhere(self._runs)
+        submit_alive = bool(submit_host) or at_work.here(self._runs)
         verdicts = []
         for attempt, token, recorded in wanted:
             witnesses = self._witnesses(attempt, token, recorded, places.get(token), newest)
-            found = verdict(replace(witnesses, submit_alive=submit_alive))
+            found = verdict(replace(witnesses, submit_alive=submit_alive, submit_host=submit_host))
             if not found.state.live and found.state is not State.SUCCEEDED and witnesses.exit is None:
                 Exit(found.state, found.reason, found.message, nodes=witnesses.node).write(attempt)
             verdicts.append(found)
@@ -379,6 +380,7 @@ class SlurmCluster:
             silent_s=None if life_at is None else time.time() - life_at,
             over_s=over_s,
             array_known=bool(array.job_ids),
+            elapsed_s=seen.elapsed_s if seen else None,
             sent=record.job_id is not None,
             requeue=self._site.requeue,
             cancelling=self._arrays.is_cancelled(record, index),
@@ -418,7 +420,6 @@ class SlurmCluster:
             told_by=str(interrupts[-1].get("signal", "")) if interrupts else "",
             exit_code=seen.exit_code if seen else None,
             rank_codes=codes,
-            elapsed_s=seen.elapsed_s if seen else None,
             limit_s=submission.get("time_limit_s"),
             memory=format_memory(memory) if isinstance(memory, int) and memory else "",
             out_of_memory=bool(seen and seen.out_of_memory) or bool(_MEMORY_LIMIT.search(script_log + "".join(errors))),

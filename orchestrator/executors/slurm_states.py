@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from signal import SIGKILL, SIGTERM, SIGUSR2
 
+from orchestrator.executors import at_work
 from orchestrator.executors.endings import Exit, Failure, conclude
 from orchestrator.executors.protocol import Verdict
 from workloads.contract import State
@@ -195,6 +196,8 @@ class Witnesses:
     sent: bool = True
     """Whether Slurm is known to have got it."""
     submit_alive: bool = False
+    submit_host: str = ""
+    """Where a submit is at work; empty for this host."""
     requeue: bool = False
     """Whether the site starts jobs again by itself."""
     cancelling: bool = False
@@ -233,7 +236,7 @@ def verdict(w: Witnesses) -> Verdict:
 
 def _unsent(w: Witnesses) -> Verdict:
     if w.submit_alive:
-        return Verdict(State.SUBMITTING, "sending")
+        return Verdict(State.SUBMITTING, "sending", at_work.where(w.submit_host))
     return Verdict(State.SUBMITTING, "interrupted", "submit did not finish; orchestrate submit goes on with it")
 
 

@@ -8,9 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from orchestrator.executors import leases
+from orchestrator.executors import at_work, leases
 from orchestrator.executors.endings import Exit, own_verdict
-from orchestrator.executors.entries import QueueFolder, queue_name, submit_name, supervisor_name
+from orchestrator.executors.entries import QueueFolder, queue_name, supervisor_name
 from orchestrator.executors.processes import Host
 from orchestrator.executors.protocol import Verdict
 from workloads.contract import State
@@ -63,6 +63,8 @@ class Witnesses:
     """Seconds since the last sign of life in the run's directory."""
     host: str = ""
     """Where the supervisor was started."""
+    submit_host: str = ""
+    """Where a submit is at work; empty for this host."""
 
 
 def verdict(w: Witnesses) -> Verdict:
@@ -95,7 +97,7 @@ def verdict(w: Witnesses) -> Verdict:
             return Verdict(State.PENDING, "no_queue", "the queue process is gone; the next command of ours starts it")
         return Verdict(State.PENDING, "queued", w.waits_for)
     if w.recorded is State.SUBMITTING and w.submit_alive:
-        return Verdict(State.SUBMITTING, "sending")
+        return Verdict(State.SUBMITTING, "sending", at_work.where(w.submit_host))
     if w.recorded is State.SUBMITTING:
         return Verdict(State.SUBMITTING, "interrupted", "submit did not finish; orchestrate submit goes on with it")
     return Verdict(
@@ -109,7 +111,8 @@ class LocalView:
     def __init__(self, folder: QueueFolder, now: float) -> None:
         self._folder = folder
         # The submit first: what it is sending is in the queue when it is gone.
-        self._submit_alive = leases.held(submit_name(folder.runs))
+        self._submit_host = at_work.elsewhere(folder.runs)
+        self._submit_alive = bool(self._submit_host) or at_work.here(folder.runs)
         self._queue_alive = leases.held(queue_name(folder.runs))
         # In this order: an entry moves from pending to running, and must be seen in one of them.
         self._pending = folder.tokens(folder.pending)
@@ -131,6 +134,7 @@ class LocalView:
             supervisor=supervisor,
             queue_alive=self._queue_alive,
             submit_alive=self._submit_alive,
+            submit_host=self._submit_host,
             waits_for=self._waiting.get(token, ""),
             cancelling=self._folder.is_cancelled(token),
             silent_s=_silence_s(attempt, self._now),

@@ -11,11 +11,13 @@ import pytest
 
 from db.engine import Store, open_store
 from db.submissions import Intent, Mark, mark_all, record_intents
-from orchestrator import tracker
-from orchestrator.executors import leases
+from orchestrator import submitter, tracker
+from orchestrator.executors import at_work, leases
 from orchestrator.executors.endings import Exit
 from orchestrator.executors.entries import claim_start, supervisor_name
 from orchestrator.executors.local import LocalExecutor
+from orchestrator.executors.processes import Host
+from orchestrator.executors.slurm_records import Site, SiteFolder
 from workloads.contract import Execution, Expectation, RunSpec, State, TrainConfig
 from workloads.rundir import AttemptDir, RunDir, write_json
 
@@ -104,6 +106,24 @@ def test_an_interrupted_submit_is_told_from_one_at_work(folder: Folder) -> None:
     assert lease is not None
     assert (folder.status().state, folder.status().reason) == (State.SUBMITTING, "sending")
     lease.release()
+
+
+@pytest.mark.parametrize("target", ["local", "lab"])
+def test_what_a_submit_on_another_host_is_sending_is_left_to_it(
+    folder: Folder, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status says where, and neither status nor another submit takes it over."""
+    SiteFolder(folder.runs, "lab").keep(Site(name="lab"), {})
+    folder.send(target, job_id=None)
+    with at_work.alone(folder.runs):
+        monkeypatch.setattr(Host, "here", classmethod(lambda cls: Host("login2", "boot", "net")))
+        monkeypatch.setenv(leases.DOMAIN_VARIABLE, "of another host")
+        status = folder.status()
+        assert (status.state, status.reason) == (State.SUBMITTING, "sending")
+        assert status.message.startswith("a submit on ") and status.message.endswith(" is at work on it")
+        assert submitter.resume(folder.store, folder.runs) == []
+        assert folder.status().state is State.SUBMITTING
+    assert folder.status().reason == "interrupted"
 
 
 def test_a_cancelled_intent_is_never_sent(folder: Folder) -> None:
