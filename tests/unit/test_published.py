@@ -58,9 +58,9 @@ def test_whole_hardware_still_replaces_the_numbers_too() -> None:
     spec = experiment.parse(STUDY, "x", ["hardware=cpu:2"])
     assert [row["hardware"] for row in spec.products[0].axes[0].rows] == ["cpu:2", "cpu:2", "cpu:2"]
     assert spec.published[0].match["hardware"] == frozenset({"a100:1"})
-    with pytest.raises(ExperimentError, match=r"2 is not hardware") as caught:
-        experiment.parse(STUDY, "x", ["hardware=2"])
-    assert "--set hardware=2" in caught.value.text()
+    with pytest.raises(ExperimentError, match='"a100:x" is not hardware') as caught:
+        experiment.parse(STUDY, "x", ["hardware=a100:x"])
+    assert "--set hardware=a100:x" in caught.value.text()
 
 
 @pytest.fixture
