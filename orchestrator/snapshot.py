@@ -125,12 +125,16 @@ def take_again(runs: Path, before: str, *, local: bool) -> str:
 
 
 def kept(runs: Path, snapshot: str) -> bool:
-    """Whether a snapshot is there, so that more runs may be sent with it."""
+    """Whether a snapshot is there, so that more runs may be sent with it; then it is as young as a new one."""
+    if not snapshot:
+        return False
     try:
-        folder = Manifest.read(runs, snapshot).code_folder(runs) if snapshot else None
+        folder = Manifest.read(runs, snapshot).code_folder(runs)
+        for path in filter(None, (folder, frozen.place(runs, snapshot))):
+            os.utime(path)
     except (OSError, ValueError):
         return False
-    return bool(snapshot) and (folder is None or folder.is_dir())
+    return True
 
 
 def unneeded(runs: Path, needed: Iterable[str]) -> list[Path]:
@@ -144,9 +148,17 @@ def unneeded(runs: Path, needed: Iterable[str]) -> list[Path]:
         for entry in entries:
             if entry.name in keep or entry.is_symlink() or not entry.is_dir():
                 continue
-            if time.time() - entry.stat().st_mtime > _PRUNE_AGE_S:
+            if is_old(Path(entry.path)):
                 found.append(Path(entry.path))
     return sorted(found)
+
+
+def is_old(path: Path) -> bool:
+    """Whether a folder of a snapshot was not taken, or taken again, for so long that no submit is at it."""
+    try:
+        return time.time() - path.stat().st_mtime > _PRUNE_AGE_S
+    except OSError:
+        return False
 
 
 # --- what a job imports ---
@@ -361,9 +373,7 @@ def _set_aside(folder: Path) -> None:
 def _keep_manifest(manifest: Manifest, runs: Path, experiment: Experiment | None, before: str) -> str:
     name = _name(manifest.to_json())
     place = frozen.place(runs, name)
-    if (place / "manifest.json").exists():
-        os.utime(place)
-    else:
+    if not kept(runs, name):
         place.mkdir(exist_ok=True)
         if experiment is not None:
             write_bytes(place / "experiment.toml", experiment.text)

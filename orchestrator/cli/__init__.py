@@ -31,6 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "results": ("results", "Show tables of results."),
     "query": ("results", "Run a read-only SQL query on the results."),
     "db": ("results", "Look after the database."),
+    "clean": ("cleaning", "Remove checkpoints, logs and leftovers by rule; never a result."),
     "data": ("data", "Look after data sets."),
     "wheel": ("wheels", "Build Horovod for the installed torch, once, and print where the wheel is."),
 }

@@ -1,0 +1,168 @@
+"""The verb clean: room on the disk, by rule, without losing a result."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cleaning import Keep, Kind
+from orchestrator.cli import output
+from orchestrator.cli.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, DatabaseOption, RunsOption, Workspace
+from orchestrator.errors import InputError, PartlyDoneError
+from workloads.contract import State
+
+if TYPE_CHECKING:
+    from orchestrator.cleaning import Found, Rules
+
+app = typer.Typer()
+
+_NAMED = 10
+
+
+@app.command()
+def clean(
+    checkpoints: Annotated[
+        Keep, typer.Option("--keep", "-k", help="Which checkpoints stay: each run's last, the best over seeds, none.")
+    ] = Keep.LAST,
+    logs: Annotated[bool, typer.Option("--logs", help="Also what runs printed.")] = False,
+    state: Annotated[
+        list[State] | None, typer.Option("--state", help="Of runs in this state, succeeded unless given; repeatable.")
+    ] = None,
+    older_than: Annotated[
+        str, typer.Option(metavar="TIME", help="Only of runs that ended so long ago, such as 7d or 12h.")
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would go, and stop.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: output.JsonOption = False,
+    runs: RunsOption = DEFAULT_RUNS,
+    database: DatabaseOption = DEFAULT_DATABASE,
+) -> None:
+    """Remove checkpoints, logs and leftovers by rule; never a result.
+
+    Runs that wait or run keep everything. Without options only leftovers go: half-written files, damaged checkpoints,
+    and code of old submissions that no run needs any more. Shows sizes and asks first.
+
+    Example: orchestrate clean --keep best --older-than 7d --dry-run
+    """
+    from orchestrator.cleaning import Rules
+
+    workspace = Workspace.at(runs=runs, database=database)
+    rules = Rules(
+        checkpoints=checkpoints,
+        logs=logs,
+        states=_ended(state or [State.SUCCEEDED]),
+        older_than_s=_seconds(older_than),
+    )
+    if json and not (yes or dry_run):
+        raise InputError("--json asks nothing", hint="add --dry-run to look, or --yes to remove")
+    found = _find(workspace, rules)
+    if not json:
+        _show(found)
+    went = None
+    if found.items and not dry_run and (yes or _agreed(found)):
+        went = _remove(workspace, found)
+    if json:
+        output.facts(_told(found, went))
+    elif went is not None:
+        typer.echo(f"{_size(went)} removed")
+    elif not found.items:
+        typer.echo("nothing to remove by these rules")
+    if went is not None and went.left:
+        raise PartlyDoneError(
+            f"{len(went.left)} things could not be removed",
+            why="; ".join(f"{path}: {why}" for path, why in went.left[:_NAMED]),
+            hint="what went is gone; orchestrate clean tries the rest again",
+        )
+
+
+def _ended(states: Collection[State]) -> frozenset[State]:
+    for state in states:
+        if state.live or state is State.PLANNED:
+            raise InputError(
+                f"runs that are {state.value} keep everything",
+                where=f"--state {state.value}",
+                hint="orchestrate cancel ends runs; states that have ended are succeeded, failed, timeout, ...",
+            )
+    return frozenset(states)
+
+
+def _seconds(text: str) -> float:
+    from orchestrator.quantities import QuantityError, parse_time_limit
+
+    if not text:
+        return 0.0
+    try:
+        return parse_time_limit(text)
+    except QuantityError as error:
+        raise InputError(error.what.replace("time limit", "time"), where="--older-than", hint=error.hint) from error
+
+
+def _find(workspace: Workspace, rules: Rules) -> Found:
+    from orchestrator import cleaning
+
+    if "://" not in workspace.database and not Path(workspace.database).exists() and not workspace.runs.exists():
+        return cleaning.Found()
+    from db.engine import open_store
+    from db.queries import run_states
+    from orchestrator.cli.refreshing import bring_up_to_date
+
+    with open_store(workspace.database) as store:
+        bring_up_to_date(store, workspace.runs)
+        needed = cleaning.needed_snapshots(store, workspace.runs)
+        return cleaning.find(workspace.runs, run_states(store), needed, rules)
+
+
+def _remove(workspace: Workspace, found: Found) -> Found:
+    from db.engine import open_store
+    from orchestrator import cleaning
+
+    with open_store(workspace.database) as store:
+        return cleaning.remove(store, workspace.runs, found.items)
+
+
+def _show(found: Found) -> None:
+    rows = []
+    for kind in Kind:
+        items = [item for item in found.items if item.kind is kind]
+        if items:
+            total = sum(item.size_bytes for item in items)
+            row = {"what": kind.value, "runs": len({i.run_id for i in items} - {""}), "number": len(items)}
+            rows.append({**row, "size_bytes": total})
+    if rows:
+        output.rows(rows, ["what", "runs", "number", "size_bytes"])
+    for path, why in found.left[:_NAMED]:
+        output.talk(f"left alone: {path}: {why}")
+    if len(found.left) > _NAMED:
+        output.talk(f"left alone: {len(found.left) - _NAMED} more")
+    if found.num_live:
+        output.talk(f"{found.num_live} runs wait or run: they keep everything")
+
+
+def _size(found: Found) -> str:
+    total = float(sum(item.size_bytes for item in found.items))
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if total < 1024 or unit == "GiB":
+            break
+        total /= 1024
+    return f"{total:,.0f} {unit}" if unit == "bytes" else f"{total:,.1f} {unit}"
+
+
+def _agreed(found: Found) -> bool:
+    if not sys.stdin.isatty():
+        raise InputError("nobody is there to ask", hint="add --yes to remove, or --dry-run to look")
+    return typer.confirm(f"Remove {_size(found)}? This cannot be undone.", err=True)
+
+
+def _told(found: Found, went: Found | None) -> dict[str, Any]:
+    gone = found if went is None else went
+    return {
+        "removed": went is not None,
+        "bytes": sum(item.size_bytes for item in gone.items),
+        "items": gone.items,
+        "left": [{"path": path, "why": why} for path, why in (*found.left, *(went.left if went else ()))],
+        "live_runs": found.num_live,
+    }
