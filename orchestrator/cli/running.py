@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +29,7 @@ from orchestrator.errors import InputError, OperationError, PartlyDoneError
 
 if TYPE_CHECKING:
     from orchestrator.cli.waiting import Shepherd
+    from orchestrator.plan import Plan
     from orchestrator.submitter import Submitted
     from orchestrator.tracker import RunStatus
 
@@ -53,6 +54,13 @@ def submit(
     cluster: ClusterOption = None,
     sets: SetOption = None,
     stale: Annotated[bool, typer.Option("--stale", help="Also run again what is done but out of date.")] = False,
+    max_gpu_hours: Annotated[
+        float | None,
+        typer.Option(help="Send nothing when time limits × GPUs, with what is under way of it, come to more."),
+    ] = None,
+    canary: Annotated[
+        bool, typer.Option("--canary", help="First one run of each resource shape; the rest when all succeeded.")
+    ] = False,
     wait: WaitOption = False,
     watch: WatchOption = False,
     recover: RecoverOption = True,
@@ -76,10 +84,35 @@ def submit(
     if recover:
         # What recovery sends goes on from where it was, with more; what it does not send is new to the plan.
         refreshed(workspace, recover=True)
-    # Read before the plan is made: who sends a run in between has it, and we leave it out.
-    newest = _newest_attempts(workspace)
-    plan = planner.current(workspace, local=local, cluster=cluster, sets=sets or [])
-    done = submitter.submit(workspace, plan, stale=stale, newest_known=newest, sets=sets or [])
+    newest: dict[str, int] = {}
+
+    def planned() -> Plan:
+        # Read before the plan is made: who sends a run in between has it, and we leave it out.
+        newest.clear()
+        newest.update(_newest_attempts(workspace))
+        return planner.current(workspace, local=local, cluster=cluster, sets=sets or [])
+
+    def send(plan: Plan, only: Collection[str] | None = None, snapshot: str = "") -> Submitted:
+        return submitter.submit(
+            workspace,
+            plan,
+            stale=stale,
+            newest_known=newest,
+            sets=sets or [],
+            snapshot=snapshot,
+            only=only,
+            max_gpu_hours=max_gpu_hours,
+        )
+
+    first = submitter.Submitted()
+    if canary:
+        from orchestrator.cli import canaries
+
+        first = canaries.prove(workspace, planned, send, stale=stale, recover=recover)
+        _complain(first)
+    plan = planned()
+    done = send(plan, snapshot=first.snapshot)
+    done = replace(done, sent=[*first.sent, *done.sent], resumed=[*first.resumed, *done.resumed])
     under_way = [run.cell.run_id for run in plan.runs if run.action is Action.RUNNING]
     if json:
         output.facts({**asdict(done), "target": plan.target})

@@ -1,0 +1,93 @@
+"""``submit --canary`` and ``--max-gpu-hours`` as people type them: one run of each shape goes first, or none at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workloads.rundir import RunDir
+
+from .conftest import Lab, wait_until
+
+EXPERIMENT = """
+name = "tiny"
+[defaults]
+dataset = "digits"
+model = "cnn"
+epochs = 1
+strategy = "probe"
+time_limit = "30m"
+[matrix]
+hardware = ["cpu:1", "gpu:1"]
+seed = [0, 1, 2]
+"""
+
+
+@pytest.fixture
+def planned(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """Six runs of two shapes."""
+    lab.root.mkdir()
+    (lab.root / "experiment.toml").write_text(EXPERIMENT)
+    return lab
+
+
+def started(lab: Lab) -> list[dict[str, Any]]:
+    """What was trained, in order of starts."""
+    path = lab.runs / "starts.txt"
+    lines = path.read_text().splitlines() if path.exists() else []
+    specs = [json.loads((RunDir.of(lab.runs, line.split()[0]).spec).read_text()) for line in lines]
+    return [{"hardware": spec["train"]["hardware"], "seed": spec["train"]["seed"]} for spec in specs]
+
+
+def test_one_run_of_each_shape_goes_first(planned: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both canaries have ended before another run starts; then all the rest goes, and is counted as one submit."""
+    monkeypatch.setenv("ORCHESTRATE_LAB_TODO", '{"sleep": 0.3}')
+    code, stdout, stderr = planned.run("submit", "--local", "--canary", "--wait")
+    assert code == 0, stderr
+    assert stdout == "6 runs sent to local (2 done)\n"
+    assert "2 canaries, one of each resource shape; 4 more runs wait for them" in stderr
+    first, second, *rest = started(planned)
+    assert {first["hardware"], second["hardware"]} == {"cpu:1", "gpu:1"} and first["seed"] == second["seed"] == 0
+    assert len(rest) == 4 and planned.starts().total() == 6
+
+
+def test_a_failed_canary_stops_the_rest(planned: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reason and what to do; the next time the failed one goes first again, what was proven is not."""
+    monkeypatch.setenv("ORCHESTRATE_LAB_TODO", '{"bad_seed": 0}')
+    code, stdout, stderr = planned.run("submit", "--local", "--canary")
+    assert (code, stdout) == (1, "")
+    assert "failed as canary, so 4 more runs were not sent" in stderr
+    assert "exit code 3" in stderr and "orchestrate submit --canary tries again" in stderr
+    assert len(started(planned)) == 2
+    monkeypatch.setenv("ORCHESTRATE_LAB_TODO", "{}")
+    code, stdout, stderr = planned.run("submit", "--local", "--canary")
+    assert (code, stdout) == (0, "6 runs sent to local (2 done)\n"), stderr
+    assert [row["seed"] for row in started(planned)[:4]] == [0, 0, 0, 0]  # the two that failed, again first
+
+
+def test_kill_9_while_canaries_run(planned: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The same command again waits for the canaries that are under way and sends the rest: every run starts once."""
+    monkeypatch.setenv("ORCHESTRATE_LAB_TODO", '{"sleep": 2}')
+    process = planned.command("submit", "--local", "--canary")
+    wait_until(lambda: len(started(planned)) == 2, what="canaries start")
+    process.kill()
+    process.communicate()
+    monkeypatch.setenv("ORCHESTRATE_LAB_TODO", "{}")
+    code, stdout, stderr = planned.run("submit", "--local", "--canary", "--wait")
+    assert code == 0, stderr
+    assert stdout == "4 runs sent to local (2 done)\n"
+    assert sorted(planned.starts().values()) == [1] * 6
+
+
+def test_a_limit_of_gpu_hours_refuses_everything(planned: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three runs of one GPU for half an hour each: 1.5 h, as plan shows it; runs without GPUs cost none."""
+    plan = json.loads(planned.run("plan", "--local", "--json")[1])
+    assert plan["gpu_hours"]["high"] == 1.5
+    code, stdout, stderr = planned.run("submit", "--local", "--canary", "--max-gpu-hours", "1.4")
+    assert (code, stdout) == (2, "")
+    assert "this may use 1.5 GPU-hours, and --max-gpu-hours is 1.4: nothing was sent" in stderr
+    code, stdout, stderr = planned.run("submit", "--local", "--max-gpu-hours", "1.5")
+    assert (code, stdout) == (0, "6 runs sent to local\n"), stderr
