@@ -132,9 +132,10 @@ class _Turns:
         return getattr(self._loader, name)
 
     def train(self, epoch: int) -> Iterator[Any]:
-        for batch in self._loader.train(epoch):
-            self._hand.step()
-            yield batch
+        batches = self._loader.train(epoch)
+        for _ in range(self._loader.steps_per_epoch):
+            self._hand.step()  # before the engine's batch is made: either side's turn begins right behind an update
+            yield next(batches)
 
 
 class _HandWritten:
@@ -158,6 +159,7 @@ class _HandWritten:
                 model,
                 device_ids=[device.index] if self._on_gpu else None,
                 broadcast_buffers=False,
+                bucket_cap_mb=25,  # said, as the engine says it: torch's default has a smaller first bucket
                 gradient_as_bucket_view=True,
             )
         self._optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=self._on_gpu)
@@ -174,12 +176,16 @@ class _HandWritten:
         """Before and after each step."""
 
     def step(self) -> None:
-        """One step."""
+        """One step between two marks; freeing its graph, which takes the host a while, is part of it."""
+        self._marks.append(_mark(self._on_gpu))
+        self._train()
+        self._marks.append(_mark(self._on_gpu))
+
+    def _train(self) -> None:
         import torch
         from torch.nn import functional
 
         case, on_gpu = self._case, self._on_gpu
-        self._marks.append(_mark(on_gpu))
         start = self._step % (len(self._labels) // case.batch_size) * case.batch_size + self._rank * case.per_device
         pixels = self._images[self._order[start : start + case.per_device]]
         x = torch.addcmul(self._shift, pixels, self._scale) if on_gpu else pixels * self._scale + self._shift
@@ -192,7 +198,6 @@ class _HandWritten:
         loss.backward()
         self._optimizer.step()
         self._step += 1
-        self._marks.append(_mark(on_gpu))
 
     def times_s(self, pairs: int) -> dict[str, list[float]]:
         """Seconds of each hand-written step, and of the engine's step that followed it."""

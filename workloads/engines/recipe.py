@@ -100,6 +100,22 @@ def loss_sum(config: TrainConfig) -> Callable[[Tensor, Tensor], Tensor]:
     return compute
 
 
+def backward() -> Callable[[Tensor, float], None]:
+    """(loss, weight) -> gradients of weight x loss.
+
+    The weight goes in as the gradient of the loss, a tensor made once for each value: a product would launch kernels
+    there and back in every step, and small models are bound by launching.
+    """
+    made: dict[float, Tensor] = {}
+
+    def compute(loss: Tensor, weight: float) -> None:
+        if weight not in made:
+            made[weight] = torch.full_like(loss, weight, requires_grad=False)
+        loss.backward(made[weight])  # type: ignore[no-untyped-call]
+
+    return compute
+
+
 def forward(config: TrainConfig, device: torch.device) -> Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]:
     """(module, x) -> logits, under autocast for bf16."""
     if config.precision != "bf16":

@@ -69,12 +69,13 @@ def train(job: Job) -> None:
         make_optimizer=recipe.make_optimizer(config),
         forward=recipe.forward(config, device),
         loss_sum=recipe.loss_sum(config),
+        backward=recipe.backward(),
         set_training=recipe.set_training(config),
         layers=lambda: recipe.layers(config, module),
         example=recipe.example(loader),
         devices=devices_of(device, config, declaration.topology(options)),
     )
-    strategy = declaration.create()(task)
+    strategy: Strategy = declaration.create()(task)
     job.pulse.beat()
     backend = _Torch(strategy, loader, data.class_names, task.devices, communication)
     prepare = cast(Prepares, strategy).prepare if config.compile != "off" else None

@@ -39,7 +39,7 @@ class DataParallel:
         self._task.set_training(self._replicas, True)
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._task.loss_sum(self._replicas(batch.x), batch.y)
-        (loss / batch.num_global).backward()  # type: ignore[no-untyped-call]
+        self._task.backward(loss, 1 / batch.num_global)
         self.optimizer.step()
         return loss.detach()
 

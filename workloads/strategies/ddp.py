@@ -88,7 +88,7 @@ class Ddp:
             loss = loss * 0.0
         # DDP divides the summed gradients by the world size, whatever each rank's share of the samples is.
         weight = self._task.world.size / batch.num_global  # rank weighting
-        (loss * weight).backward()  # type: ignore[no-untyped-call]
+        self._task.backward(loss, weight)
         self.optimizer.step()
         return loss.detach()
 

@@ -93,7 +93,7 @@ class Fsdp:
         if batch.num_local == 0:
             loss = loss * 0.0
         # As DDP does, FSDP divides the summed gradients by the world size.
-        (loss * (self._task.world.size / batch.num_global)).backward()  # type: ignore[no-untyped-call]
+        self._task.backward(loss, self._task.world.size / batch.num_global)
         for shard, parameter in zip(self._shards, self._parameters, strict=True):
             shard.grad = None if parameter.grad is None else parameter.grad.to_local()
         self.optimizer.step()

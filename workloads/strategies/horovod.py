@@ -76,7 +76,7 @@ class Horovod:
         if batch.num_local == 0:
             loss = loss * 0.0
         # As DDP does, Horovod divides the summed gradients by the world size.
-        (loss * (self._task.world.size / batch.num_global)).backward()  # type: ignore[no-untyped-call]
+        self._task.backward(loss, self._task.world.size / batch.num_global)
         self.optimizer.step()
         return loss.detach()
 

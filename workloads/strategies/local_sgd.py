@@ -64,7 +64,7 @@ class LocalSgd:
         if batch.num_local == 0:
             loss = loss * 0.0
         # The average over ranks of such gradients is that of the global batch, whatever each rank's share of it.
-        (loss * (self._task.world.size / batch.num_global)).backward()  # type: ignore[no-untyped-call]
+        self._task.backward(loss, self._task.world.size / batch.num_global)
         self.optimizer.step()
         return loss.detach()
 

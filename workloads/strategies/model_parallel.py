@@ -57,7 +57,7 @@ class ModelParallel:
         self.optimizer.zero_grad(set_to_none=True)
         logits = self._task.forward(model, batch.x)
         loss = self._task.loss_sum(logits, batch.y.to(logits.device, non_blocking=True))
-        (loss / batch.num_global).backward()  # type: ignore[no-untyped-call]
+        self._task.backward(loss, 1 / batch.num_global)
         self.optimizer.step()
         return loss.detach().to(self._task.device, non_blocking=True)
 
@@ -96,13 +96,14 @@ class ModelParallel:
 PARTS = 2
 
 
-def _refuses(hardware: Hardware, options: Options) -> str:
+def refuses(name: str, hardware: Hardware, options: Options) -> str:
+    """Why a strategy of two parts cannot run there."""
     balance = options["balance"]
     assert isinstance(balance, tuple)
     if hardware.devices != PARTS or hardware.nodes > 1:
-        return f"model_parallel has two parts for two devices of one node, not for {hardware}"
+        return f"{name} has two parts for two devices of one node, not for {hardware}"
     if balance and len(balance) != PARTS:
-        return f"model_parallel has two parts, and balance {list(balance)} names {len(balance)}"
+        return f"{name} has two parts, and balance {list(balance)} names {len(balance)}"
     return ""
 
 
@@ -115,7 +116,7 @@ DECLARATION = StrategyDeclaration(
     summary="The model in two parts on two devices, which take turns: saves memory, costs time.",
     framework="torch",
     topology=lambda _options: Topology.ONE_PROCESS,
-    refuses=_refuses,
+    refuses=lambda hardware, options: refuses("model_parallel", hardware, options),
     refuses_compile=_refuses_compile,
     needs_layers=True,
     splits_batch=False,

@@ -52,6 +52,8 @@ class Task:
     """(module, x) -> logits, under the run's autocast."""
     loss_sum: Callable[[Tensor, Tensor], Tensor]
     """(logits, y) -> training loss *summed* over the samples."""
+    backward: Callable[[Tensor, float], None]
+    """(loss, weight) -> gradients of weight times the loss, which stays as it is."""
     set_training: Callable[[nn.Module, bool], None]
     """Training or evaluation mode, with batch norm frozen where the run asks for it; cheap when nothing changes.
 
