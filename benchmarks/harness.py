@@ -71,7 +71,7 @@ def cases(devices: int, only: str, tiny: bool) -> list[Case]:
         Case(model, size, per_device, strategy, precision, n)
         for (model, size, per_device), (strategy, n), precision in itertools.product(shapes, ways, precisions)
     ]
-    return [case for case in found if any(text in case.name for text in only.split(","))]
+    return [case for case in found if any(text in case.name for text in only.split(";"))]
 
 
 # --- one rank ---------------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def _num_gpus() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=1000)
-    parser.add_argument("--only", default="", help="cases whose name holds one of these texts, separated by commas")
+    parser.add_argument("--only", default="", help="cases whose name holds one of these texts, separated by semicolons")
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--rank", help=argparse.SUPPRESS)
