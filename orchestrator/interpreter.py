@@ -50,10 +50,15 @@ class Packages:
             return cls(python, None, f"{type(error).__name__}: {error}")
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Which of these distributions it lacks; none when it could not be asked."""
+        """Which of these distributions it lacks; none when it could not be asked.
+
+        Args:
+            names: ``one|other`` is either of two, and told as the first.
+        """
         if self.versions is None:
             return []
-        return sorted({name for name in names if canonical_name(name) not in self.versions})
+        ways = [name.split("|") for name in names]
+        return sorted({way[0] for way in ways if not any(canonical_name(name) in self.versions for name in way)})
 
     @property
     def digest(self) -> str:

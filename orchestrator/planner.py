@@ -225,7 +225,8 @@ class _Shapes:
         assert strategy is not None and model is not None and dataset is not None, (
             "matrix.expand lets no unknown name pass"
         )
-        loaded = [] if strategy.framework == registry.NO_FRAMEWORK else [*model.packages, *dataset.packages]
+        loads = strategy.framework != registry.NO_FRAMEWORK
+        loaded = [*model.packages_for(strategy.framework), *dataset.packages] if loads else []
         missing = self._packages.missing([*strategy.packages, *loaded])
         if missing:
             return None, "packages", f"not available: {self._packages.python} has no {', '.join(missing)}"

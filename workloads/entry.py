@@ -30,7 +30,11 @@ from workloads.rundir import AttemptDir, RunDir
 from workloads.watchdog import Pulse
 from workloads.world import World, check, visible_gpus
 
-ENGINES = {"torch": "workloads.engines.torch_loop", registry.NO_FRAMEWORK: "workloads.engines.probe"}
+ENGINES = {
+    "torch": "workloads.engines.torch_loop",
+    registry.TENSORFLOW: "workloads.engines.tf_loop",
+    registry.NO_FRAMEWORK: "workloads.engines.probe",
+}
 """Framework of a strategy -> the module whose ``train`` runs it."""
 
 ROOT_CAUSE_WAIT_S = 3.0

@@ -24,10 +24,12 @@ from workloads.contract import Hardware, Topology, TrainConfig
 if TYPE_CHECKING:
     from workloads.datasets.images import ImageData
     from workloads.datasets.sequences import SequenceData
-    from workloads.strategies.protocol import Strategy
 
 PLUGIN_PACKAGES = ("strategies", "models", "datasets")
 """Packages of ours, and the last words of entry-point groups."""
+TENSORFLOW = "tensorflow"
+"""The framework whose models are ``ModelDeclaration.keras_layers``."""
+
 NO_FRAMEWORK = "none"
 """The framework of a strategy that loads neither model nor data: any of them goes with it."""
 
@@ -73,15 +75,16 @@ class StrategyDeclaration:
     splits_batch: bool
     """Whether each rank takes its own part of the global batch (data parallel) or all ranks see the whole batch."""
     packages: tuple[str, ...]
-    """Distributions the job's interpreter must have, as ``importlib.metadata`` names them."""
+    """Distributions the job's interpreter must have, as ``importlib.metadata`` names them; ``one|other`` is either."""
     options: tuple[Option, ...] = ()
     batch_norm_treatment: str
     """What batch norm sees under this strategy (``per_rank``, ``whole_batch``, ``per_micro_batch``)."""
-    create: Callable[[], Callable[..., Strategy]]
-    """Imports the framework and returns the strategy class; called in the job only."""
+    create: Callable[[], Callable[..., Any]]
+    """Imports the framework and returns the class, one of ``strategies.protocol`` or ``strategies.keras_protocol``;
+    called in the job only."""
     refuses_training: Callable[[Mapping[str, Any], Options], str] = lambda _train, _options: ""
     """Why it cannot train like that (keys of ``TrainConfig`` to values); empty when it can. It may read ``precision``,
-    ``channels_last`` and ``optimizer``."""
+    ``channels_last``, ``loader`` and ``optimizer``."""
     needs_layers: bool = False
     """Whether the model must be one that can be cut into a list of layers."""
     micro_batches: Callable[[Options], int] = lambda _options: 1
@@ -107,6 +110,7 @@ class ModelDeclaration:
     summary: str
     frameworks: tuple[str, ...]
     packages: tuple[str, ...]
+    """Distributions that the torch form needs; that of Keras needs none but those of the strategy."""
     image_size: Callable[[str, int], int]
     """(model name, data set's or wished image size) -> pixels a side the model is fed; positions, of sequences. Raises
     ValueError with the reason when the model cannot take that size."""
@@ -114,6 +118,9 @@ class ModelDeclaration:
     """(config, input channels, classes, pixels a side or positions) -> the framework's module, on CPU, initialised from
     the global random state that the engine seeded; dropout already set from ``config.dropout``. Imports the framework.
     It answers (samples, classes), or (samples, classes, positions)."""
+    keras_layers: Callable[[Any, TrainConfig, int], list[Any]] | None = None
+    """(``workloads.models.keras_forms.layers.Maker``, config, classes) -> the model as Keras layers in order, as many
+    as :attr:`layers` has, parameters named as the torch form's. Imports the framework."""
     samples: Samples = Samples.IMAGES
     layers: Callable[[Any], list[Any]] | None = None
     """(what ``build`` made) -> its layers in order, each fed by the one before, sharing the model's modules; for
@@ -125,6 +132,10 @@ class ModelDeclaration:
     """Whether ``stem`` means something for this model; others refuse a non-default one."""
     num_parameters: Callable[[str], int] | None = None
     """(model name) -> about how many it has; for models so large that the planner should tell where they do not fit."""
+
+    def packages_for(self, framework: str) -> tuple[str, ...]:
+        """Distributions that its form for a framework needs."""
+        return self.packages if framework == "torch" else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

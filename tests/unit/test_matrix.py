@@ -477,8 +477,8 @@ def test_a_strategy_sees_its_defaults_and_the_options_given() -> None:
 
 
 def test_a_model_without_the_strategys_framework_is_excluded() -> None:
-    found = reasons('[matrix]\nstrategy = "fake"', fake_strategy(framework="tensorflow", refuses=lambda *_: ""))
-    assert found == [("model cnn", "cnn is not written for tensorflow, which fake needs")]
+    found = reasons('[matrix]\nstrategy = "fake"', fake_strategy(framework="jax", refuses=lambda *_: ""))
+    assert found == [("model cnn", "cnn is not written for jax, which fake needs")]
 
 
 def test_forty_thousand_cells_are_told_apart() -> None:

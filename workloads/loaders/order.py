@@ -68,7 +68,7 @@ def stream_key(stream: Stream, seed: int, epoch: int = 0) -> int:
     return hash_of(hash_of(hash_of(0, stream + 1), seed + 1), epoch + 1)
 
 
-def epoch_order(indices: torch.Tensor, seed: int, epoch: int) -> torch.Tensor:
+def epoch_order(indices: Integers, seed: int, epoch: int) -> Integers:
     """Positions in ``indices`` (the training samples, ascending) in the order of an epoch, on the same device."""
     return hashes_of(stream_key(Stream.ORDER, seed, epoch), indices).argsort(stable=True)
 

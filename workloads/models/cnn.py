@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workloads.contract import TrainConfig
 from workloads.models.dropout import override
-from workloads.registry import ModelDeclaration
+from workloads.registry import TENSORFLOW, ModelDeclaration
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,13 +43,20 @@ def _build(config: TrainConfig, channels: int, classes: int, _image_size: int) -
     return model
 
 
+def _keras_layers(make: Any, config: TrainConfig, classes: int) -> list[Any]:
+    from workloads.models.keras_forms import architectures
+
+    return architectures.cnn(make, config, classes, ASSUMED_DROPOUT)
+
+
 DECLARATION = ModelDeclaration(
     name="cnn",
     summary="The MNIST study's network: 3 convolutions, 3 linear layers, fed at 28 px; dropout 0.5 is assumed.",
-    frameworks=("torch",),
+    frameworks=("torch", TENSORFLOW),
     packages=("torch",),
     image_size=lambda _name, _wished: IMAGE_SIZE,
     build=_build,
+    keras_layers=_keras_layers,
     layers=list,
     has_batch_norm=True,
 )

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from workloads.contract import TrainConfig
 from workloads.models import sequential
 from workloads.models.resnet18 import build, image_size
-from workloads.registry import ModelDeclaration
+from workloads.registry import TENSORFLOW, ModelDeclaration
+
+
+def _keras_layers(make: Any, config: TrainConfig, classes: int) -> list[Any]:
+    from workloads.models.keras_forms import architectures
+
+    return architectures.resnet50(make, config, classes)
+
 
 DECLARATION = ModelDeclaration(
     name="resnet50",
     summary="torchvision's ResNet-50; stem imagenet (7x7 stride 2, max-pool) or cifar (3x3 stride 1, no pool).",
-    frameworks=("torch",),
+    frameworks=("torch", TENSORFLOW),
     packages=("torch", "torchvision"),
     image_size=image_size,
     build=lambda config, channels, classes, _size: build("resnet50", config, channels, classes),
+    keras_layers=_keras_layers,
     layers=sequential.of_torchvision,
     has_batch_norm=True,
     uses_stem=True,

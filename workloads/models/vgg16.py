@@ -6,11 +6,11 @@ that its classifier is made for: small images train the same 138 million paramet
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workloads.contract import TrainConfig
 from workloads.models import sequential
-from workloads.registry import ModelDeclaration
+from workloads.registry import TENSORFLOW, ModelDeclaration
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,13 +41,20 @@ def _build(config: TrainConfig, channels: int, classes: int, _image_size: int) -
     return model
 
 
+def _keras_layers(make: Any, config: TrainConfig, classes: int) -> list[Any]:
+    from workloads.models.keras_forms import architectures
+
+    return architectures.vgg16(make, config, classes)
+
+
 DECLARATION = ModelDeclaration(
     name="vgg16",
     summary="torchvision's VGG16, without batch norm; from 32 px up, where its last features are one pixel.",
-    frameworks=("torch",),
+    frameworks=("torch", TENSORFLOW),
     packages=("torch", "torchvision"),
     image_size=_image_size,
     build=_build,
+    keras_layers=_keras_layers,
     layers=sequential.of_torchvision,
     has_batch_norm=False,
 )

@@ -1,0 +1,61 @@
+"""Checkpoints of the TensorFlow engine: numpy's archive, parameters named and laid out as torch's are."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workloads.checkpoint import VERSION, DamagedCheckpointError
+from workloads.rundir import write_bytes
+
+_ABOUT = "about"
+
+
+def save(path: Path, run_id: str, state: dict[str, Any], progress: dict[str, Any]) -> None:
+    """Write a checkpoint so that a kill leaves the old one or the new one.
+
+    Args:
+        state: ``model``: arrays by name; ``optimizer``: ``steps``, and arrays by name for each slot.
+        progress: what JSON can hold: where training stands and what was measured.
+
+    Raises:
+        OSError: the disk is full or the folder not writable; the checkpoint before is untouched.
+    """
+    optimizer = dict(state["optimizer"])
+    about = {"version": VERSION, "run_id": run_id, "steps": optimizer.pop("steps"), "progress": progress}
+    arrays = {f"{slot}/{name}": array for slot, arrays in optimizer.items() for name, array in arrays.items()}
+    arrays |= {f"model/{name}": array for name, array in state["model"].items()}
+    arrays[_ABOUT] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **arrays)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, content.getvalue())
+
+
+def load(path: Path, run_id: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The state and the progress of a checkpoint; None when there is none.
+
+    Raises:
+        DamagedCheckpointError: it is cut short, damaged, of another run or another version.
+    """
+    if not path.exists():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            about = json.loads(stored[_ABOUT].tobytes())
+            if about["version"] != VERSION or about["run_id"] != run_id:
+                raise ValueError(f"version {about['version']} of run {about['run_id']}")
+            groups: dict[str, dict[str, Any]] = {"model": {}}
+            for key in stored.files:
+                group, slash, name = key.partition("/")
+                if slash:
+                    groups.setdefault(group, {})[name] = stored[key]
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise DamagedCheckpointError(f"{path}: {type(error).__name__}: {error}".partition("\n")[0]) from error
+    model = groups.pop("model")
+    return {"model": model, "optimizer": {"steps": about["steps"], **groups}}, about["progress"]

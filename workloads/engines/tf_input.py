@@ -1,0 +1,141 @@
+"""The resident loader's batches through tf.data: same arrays, same order, same crops, for the whole run in one process.
+
+An epoch's order and crops are drawn when it starts; tf.data gathers and crops uint8 images ahead of the steps, and a
+step normalises and resizes them on its device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from workloads.augment import Augmentation
+from workloads.contract import TrainConfig
+from workloads.datasets.images import ImageData
+from workloads.loaders import Shard
+from workloads.loaders.order import epoch_order, subset, training_parts
+
+AHEAD = 2
+"""Batches that are gathered before they are wanted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TfBatch:
+    """A global batch."""
+
+    pixels: Any
+    """(samples, height, width, channels) uint8, as stored or cropped."""
+    labels: Any
+    """(samples,) int64."""
+    num_global: int
+
+
+class TfLoader:
+    """Training and test images of a run."""
+
+    def __init__(self, data: ImageData, config: TrainConfig) -> None:
+        chosen = subset(data.train.labels, config.train_fraction, config.seed)
+        self.num_train, self.num_test = len(chosen), len(data.test)
+        self._seed = config.seed
+        self._parts = training_parts(self.num_train, config.batch_size, drop_last=config.drop_last, shard=Shard(0, 1))
+        self.steps_per_epoch = len(self._parts)
+        self._indices = chosen
+        self._augmentation = Augmentation.of(config.augment, image_size=data.image_size, seed=config.seed)
+        with tf.device("/CPU:0"):
+            images = data.train.images if self.num_train == len(data.train) else data.train.images[chosen]
+            self._labels = tf.constant(data.train.labels[chosen])
+            self._order, *self._crops = (
+                tf.Variable(tf.zeros(self.num_train, tf.int64), trainable=False) for _ in range(4)
+            )
+            self._training = self._dataset([(p.start, p.num_global) for p in self._parts], self._take(images))
+            self._test = self._test_dataset(data, config.batch_size)
+
+    def train(self, epoch: int) -> Iterator[TfBatch]:
+        """The batches of an epoch (0-based)."""
+        order = epoch_order(self._indices, self._seed, epoch)
+        self._order.assign(order)
+        if not self._augmentation.is_identity:
+            drawn = self._augmentation.draw_many(epoch, self._indices[order])
+            for variable, values in zip(self._crops, drawn, strict=True):
+                variable.assign(values)
+        for part, (pixels, labels) in zip(self._parts, self._training, strict=True):
+            yield TfBatch(pixels, labels, part.num_global)
+
+    def test(self) -> Iterator[TfBatch]:
+        """The test images in stored order."""
+        for pixels, labels in self._test:
+            yield TfBatch(pixels, labels, int(labels.shape[0]))
+
+    def _dataset(self, runs: list[tuple[int, int]], take: Callable[[Any], Any]) -> Any:
+        starts, sizes = (tf.constant(values, tf.int64) for values in zip(*runs, strict=True))
+        steps = tf.data.Dataset.from_tensor_slices((starts, sizes))
+        return steps.map(lambda start, size: take(tf.range(start, start + size))).prefetch(AHEAD)
+
+    def _take(self, images: np.ndarray) -> Callable[[Any], Any]:
+        """(rows of the epoch's order) -> (pixels, labels)."""
+        side, augmentation = images.shape[-1], self._augmentation
+        plain = augmentation.is_identity
+        # Pixels outside of an image come from one black row and column behind it.
+        margin = 0 if plain else 1
+        stored = np.zeros((len(images), side + margin, side + margin, images.shape[1]), np.uint8)
+        stored[:, :side, :side] = images.transpose(0, 2, 3, 1)
+        pixels = tf.constant(stored)
+        sources = np.arange(side) + np.arange(augmentation.offsets)[:, None] - augmentation.padding
+        table = np.where((sources < 0) | (sources >= side), side, sources)
+        down, across = tf.constant(table), tf.constant(np.stack([table, table[:, ::-1]]))
+
+        def take(rows: Any) -> Any:
+            positions = tf.gather(self._order, rows)
+            batch, labels = tf.gather(pixels, positions), tf.gather(self._labels, positions)
+            if plain:
+                return batch, labels
+            top, left, mirrored = (tf.gather(crop, rows) for crop in self._crops)
+            batch = tf.gather(batch, tf.gather(down, top), axis=1, batch_dims=1)
+            columns = tf.gather_nd(across, tf.stack([mirrored, left], axis=1))
+            return tf.gather(batch, columns, axis=2, batch_dims=1), labels
+
+        return take
+
+    def _test_dataset(self, data: ImageData, batch_size: int) -> Any:
+        pixels = tf.constant(np.ascontiguousarray(data.test.images.transpose(0, 2, 3, 1)))
+        labels = tf.constant(data.test.labels)
+        return tf.data.Dataset.from_tensor_slices((pixels, labels)).batch(batch_size).prefetch(AHEAD)
+
+
+class Preparation:
+    """uint8 pixels to what a model is fed, inside a step: normalised, then resized as the resident loader resizes."""
+
+    def __init__(self, data: ImageData, image_size: int, dtype: str) -> None:
+        self.dtype = dtype
+        deviations = np.array(data.std)
+        self._scale, self._shift = 1 / (255 * deviations), -np.array(data.mean) / deviations
+        self._weights = None if image_size == data.image_size else _resampling(data.image_size, image_size)
+
+    def __call__(self, pixels: Any) -> Any:
+        x = tf.cast(pixels, self.dtype)
+        x = x * tf.constant(self._scale, self.dtype) + tf.constant(self._shift, self.dtype)
+        if self._weights is None:
+            return x
+        weights = tf.constant(self._weights, self.dtype)
+        return tf.einsum("oh,bhwc,pw->bopc", weights, x, weights)
+
+
+def _resampling(inputs: int, outputs: int) -> np.ndarray:
+    """(outputs, inputs) weights of bilinear interpolation that averages where it shrinks, as torch's ``antialias``.
+
+    tf.image.resize computes in single precision only.
+    """
+    scale = inputs / outputs
+    support = max(scale, 1.0)
+    weights = np.zeros((outputs, inputs))
+    for output in range(outputs):
+        centre = scale * (output + 0.5)
+        first = max(int(centre - support + 0.5), 0)
+        places = np.arange(first, min(int(centre + support + 0.5), inputs))
+        near = np.maximum(0.0, 1.0 - np.abs(places - centre + 0.5) / support)
+        weights[output, places] = near / near.sum()
+    return weights

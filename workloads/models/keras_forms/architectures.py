@@ -1,0 +1,121 @@
+"""``cnn``, ``vgg16`` and ``resnet50`` as lists of Keras layers, as many as torch's form is cut into, in the same order.
+
+So the option ``balance`` of a strategy that cuts models means the same in both frameworks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from workloads.contract import TrainConfig
+from workloads.models.keras_forms.layers import AdaptiveAveragePool, Maker
+
+VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
+"""Filters of its convolutions; 0 is a pooling."""
+RESNET50 = ((64, 3), (128, 4), (256, 6), (512, 3))
+"""(width, blocks) of its stages."""
+
+
+def cnn(make: Maker, _config: TrainConfig, classes: int, dropout: float) -> list[Any]:
+    """See ``workloads.models.cnn``."""
+
+    def convolution(place: int, filters: int) -> list[Any]:
+        return [make.convolution(f"{place}", filters, 3, padding=1), make.batch_norm(f"{place + 1}"), make.relu()]
+
+    def linear(place: int, units: int, flattened: tuple[int, int, int] | None = None) -> list[Any]:
+        return [
+            make.dropout(dropout),
+            make.linear(f"{place + 1}", units, flattened=flattened),
+            make.relu(),
+            make.batch_norm(f"{place + 3}"),
+        ]
+
+    return [
+        *convolution(0, 32),
+        *convolution(3, 64),
+        make.max_pool(2, stride=2),
+        *convolution(7, 128),
+        make.max_pool(2, stride=2),
+        make.flatten(),
+        *linear(12, 128, (128, 7, 7)),
+        *linear(16, 64),
+        make.dropout(dropout),
+        make.linear("21", classes),
+    ]
+
+
+def vgg16(make: Maker, _config: TrainConfig, classes: int) -> list[Any]:
+    """torchvision's, without batch norm."""
+    features: list[Any] = []
+    for filters in VGG16:
+        if filters:
+            features += [make.convolution(f"features.{len(features)}", filters, 3, padding=1), make.relu()]
+        else:
+            features.append(make.max_pool(2, stride=2))
+    return [
+        *features,
+        AdaptiveAveragePool(7),
+        make.flatten(),
+        *(make.linear("classifier.0", 4096, flattened=(512, 7, 7)), make.relu(), make.dropout(0.5)),
+        *(make.linear("classifier.3", 4096), make.relu(), make.dropout(0.5)),
+        make.linear("classifier.6", classes),
+    ]
+
+
+def resnet50(make: Maker, config: TrainConfig, classes: int) -> list[Any]:
+    """torchvision's, with the configured stem."""
+    small = config.stem == "cifar"
+    stem = [
+        make.convolution(
+            "conv1", 64, 3 if small else 7, stride=1 if small else 2, padding=1 if small else 3, bias=False
+        ),
+        *(make.batch_norm("bn1"), make.relu()),
+        keras.layers.Identity() if small else make.max_pool(3, stride=2, padding=1),
+    ]
+    return [
+        *stem,
+        *_stages(make),
+        keras.layers.GlobalAveragePooling2D(keepdims=True),
+        make.flatten(),
+        make.linear("fc", classes),
+    ]
+
+
+def _stages(make: Maker) -> Iterator[Any]:
+    for stage, (width, blocks) in enumerate(RESNET50, start=1):
+        for block in range(blocks):
+            stride = 2 if stage > 1 and block == 0 else 1
+            yield Bottleneck(make, f"layer{stage}.{block}", width, stride, project=block == 0)
+
+
+class Bottleneck(keras.layers.Layer):  # type: ignore[misc]
+    """A residual block; like torchvision's it strides in its second convolution."""
+
+    def __init__(self, make: Maker, name: str, width: int, stride: int, *, project: bool) -> None:
+        super().__init__(name=name)
+        self._main = [
+            make.convolution(f"{name}.conv1", width, 1, bias=False),
+            *(make.batch_norm(f"{name}.bn1"), make.relu()),
+            make.convolution(f"{name}.conv2", width, 3, stride=stride, padding=1, bias=False),
+            *(make.batch_norm(f"{name}.bn2"), make.relu()),
+            make.convolution(f"{name}.conv3", 4 * width, 1, bias=False),
+            make.batch_norm(f"{name}.bn3"),
+        ]
+        self._side = []
+        if project:
+            self._side = [
+                make.convolution(f"{name}.downsample.0", 4 * width, 1, stride=stride, bias=False),
+                make.batch_norm(f"{name}.downsample.1"),
+            ]
+        self._last = make.relu()
+
+    def call(self, x: Any) -> Any:
+        main = side = x
+        for layer in self._main:
+            main = layer(main)
+        for layer in self._side:
+            side = layer(side)
+        return self._last(main + side)

@@ -1,0 +1,271 @@
+"""Keras layers that compute what torch's of the same name compute, and carry its names and layouts of parameters.
+
+TensorFlow keeps channels last and torch first, so kernels are turned when they come or go, never in a step. Keras' own
+defaults differ where nobody looks: padding of strided convolutions, batch norm's constants and its variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+BATCH_NORM_MOMENTUM = 0.1
+"""Share of the newest batch in running statistics: torch's default."""
+BATCH_NORM_EPSILON = 1e-5
+"""torch's default."""
+
+Turn = Callable[[np.ndarray], np.ndarray]
+
+
+def _as_it_is(array: np.ndarray) -> np.ndarray:
+    return array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """One parameter or running statistic of a model."""
+
+    name: str
+    """As torch names it."""
+    variable: Any
+    trainable: bool
+    to_torch: Turn = _as_it_is
+    from_torch: Turn = _as_it_is
+
+
+class Randomness:
+    """What dropout draws from: a seed for each step, so that a resumed run draws what an undisturbed one would."""
+
+    def __init__(self) -> None:
+        self.seed: Any = None
+        """(2,) int64, the step's; whoever traces a step sets it."""
+
+
+class Maker:
+    """Makes the layers of one model, under Keras' policy of precision, and keeps account of those with parameters.
+
+    Args:
+        dropout: for every dropout layer; None keeps the model's own.
+    """
+
+    def __init__(self, *, dropout: float | None, freeze_batch_norm: bool) -> None:
+        self.randomness = Randomness()
+        self._dropout = dropout
+        self._freeze = freeze_batch_norm
+        self._leaves: list[tuple[str, Any]] = []
+        self._dropouts = 0
+
+    def entries(self) -> Iterator[Entry]:
+        """Every parameter and running statistic, in order of the layers; these must have been built."""
+        for name, layer in self._leaves:
+            yield from layer.entries(name)
+
+    def _known(self, name: str, layer: Any) -> Any:
+        self._leaves.append((name, layer))
+        return layer
+
+    def convolution(
+        self, name: str, filters: int, kernel: int, *, stride: int = 1, padding: int = 0, bias: bool = True
+    ) -> Any:
+        """``nn.Conv2d``: padding is the same on all sides, which TensorFlow's "same" is not with a stride."""
+        layer = Convolution(filters, kernel, strides=stride, padding="valid", use_bias=bias, name=name)
+        layer.margin = padding
+        return self._known(name, layer)
+
+    def linear(self, name: str, units: int, *, flattened: tuple[int, int, int] | None = None) -> Any:
+        """``nn.Linear``.
+
+        Args:
+            flattened: (channels, height, width) of what was flattened in front of it, which torch orders like that.
+        """
+        layer = Linear(units, name=name)
+        layer.flattened = flattened
+        return self._known(name, layer)
+
+    def batch_norm(self, name: str) -> Any:
+        """``nn.BatchNorm2d``, or ``1d`` after a linear layer."""
+        return self._known(name, BatchNorm(frozen=self._freeze, name=name))
+
+    def dropout(self, rate: float) -> Any:
+        """``nn.Dropout``."""
+        self._dropouts += 1
+        rate = rate if self._dropout is None else self._dropout
+        return Dropout(rate, self.randomness, self._dropouts)
+
+    def relu(self) -> Any:
+        return keras.layers.ReLU()
+
+    def max_pool(self, size: int, *, stride: int, padding: int = 0) -> Any:
+        """``nn.MaxPool2d`` of values that are not negative, so that a margin of zeros never wins."""
+        layers = [keras.layers.ZeroPadding2D(padding)] if padding else []
+        layers.append(keras.layers.MaxPooling2D(size, strides=stride, padding="valid"))
+        return keras.Sequential(layers) if padding else layers[0]
+
+    def flatten(self) -> Any:
+        return keras.layers.Flatten()
+
+
+class Convolution(keras.layers.Conv2D):  # type: ignore[misc]
+    """See :meth:`Maker.convolution`."""
+
+    margin = 0
+
+    def call(self, x: Any) -> Any:
+        if self.margin:
+            sides = [self.margin, self.margin]
+            x = tf.pad(x, [[0, 0], sides, sides, [0, 0]])
+        return super().call(x)
+
+    def compute_output_shape(self, shape: Sequence[int | None]) -> Any:
+        batch, height, width, channels = shape
+        wider = [None if side is None else side + 2 * self.margin for side in (height, width)]
+        return super().compute_output_shape((batch, *wider, channels))
+
+    def entries(self, name: str) -> Iterator[Entry]:
+        yield Entry(
+            f"{name}.weight",
+            self.kernel.value,
+            True,
+            lambda kernel: kernel.transpose(3, 2, 0, 1),
+            lambda weight: weight.transpose(2, 3, 1, 0),
+        )
+        if self.use_bias:
+            yield Entry(f"{name}.bias", self.bias.value, True)
+
+
+class Linear(keras.layers.Dense):  # type: ignore[misc]
+    """See :meth:`Maker.linear`."""
+
+    flattened: tuple[int, int, int] | None = None
+
+    def entries(self, name: str) -> Iterator[Entry]:
+        channels, height, width = self.flattened or (1, 1, self.kernel.shape[0])
+        units = self.units
+
+        def to_torch(kernel: np.ndarray) -> np.ndarray:
+            return kernel.reshape(height, width, channels, units).transpose(3, 2, 0, 1).reshape(units, -1)
+
+        def from_torch(weight: np.ndarray) -> np.ndarray:
+            return weight.reshape(units, channels, height, width).transpose(2, 3, 1, 0).reshape(-1, units)
+
+        yield Entry(f"{name}.weight", self.kernel.value, True, to_torch, from_torch)
+        yield Entry(f"{name}.bias", self.bias.value, True)
+
+
+class BatchNorm(keras.layers.Layer):  # type: ignore[misc]
+    """Normalises over all but the last axis; each replica keeps running statistics of its own.
+
+    The running variance is the unbiased one, as in torch; Keras' own layer keeps the biased one, and averages over
+    replicas in every step.
+    """
+
+    def __init__(self, *, frozen: bool, **more: Any) -> None:
+        super().__init__(**more)
+        self.frozen = frozen
+
+    def build(self, shape: Sequence[int | None]) -> None:
+        size = (shape[-1],)
+        self.gamma = self.add_weight(shape=size, initializer="ones", name="gamma", autocast=False)
+        self.beta = self.add_weight(shape=size, initializer="zeros", name="beta", autocast=False)
+        own = {
+            "trainable": False,
+            "synchronization": tf.VariableSynchronization.ON_READ,
+            "aggregation": tf.VariableAggregation.MEAN,
+        }
+        self.running_mean = tf.Variable(tf.zeros(size, self.variable_dtype), **own)
+        self.running_var = tf.Variable(tf.ones(size, self.variable_dtype), **own)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if not training or self.frozen:
+            return self._normalised(x, self.running_mean.value(), self.running_var.value())
+        return self._fused(x) if self.variable_dtype == "float32" else self._plain(x)
+
+    def compute_output_shape(self, shape: Sequence[int | None]) -> Any:
+        return shape
+
+    def entries(self, name: str) -> Iterator[Entry]:
+        yield Entry(f"{name}.weight", self.gamma.value, True)
+        yield Entry(f"{name}.bias", self.beta.value, True)
+        yield Entry(f"{name}.running_mean", self.running_mean, False)
+        yield Entry(f"{name}.running_var", self.running_var, False)
+
+    def _fused(self, x: Any) -> Any:
+        """One kernel, which knows single precision only."""
+        nothing = tf.constant([], tf.float32)
+        image = x if len(x.shape) == 4 else x[:, None, None, :]
+        answer = tf.raw_ops.FusedBatchNormV3(
+            x=image,
+            scale=self.gamma.value,
+            offset=self.beta.value,
+            mean=nothing,
+            variance=nothing,
+            epsilon=BATCH_NORM_EPSILON,
+            is_training=True,
+        )
+        self._follow(answer.batch_mean, answer.batch_variance)  # the kernel's variance is unbiased
+        return answer.y if len(x.shape) == 4 else answer.y[:, 0, 0, :]
+
+    def _plain(self, x: Any) -> Any:
+        axes = list(range(len(x.shape) - 1))
+        mean, variance = tf.nn.moments(x, axes)
+        count = tf.cast(tf.size(x) / x.shape[-1], x.dtype)
+        self._follow(mean, variance * count / (count - 1))
+        return self._normalised(x, mean, variance)
+
+    def _normalised(self, x: Any, mean: Any, variance: Any) -> Any:
+        scale = self.gamma.value * tf.math.rsqrt(variance + BATCH_NORM_EPSILON)
+        shift = self.beta.value - mean * scale
+        return tf.cast(tf.cast(x, scale.dtype) * scale + shift, x.dtype)
+
+    def _follow(self, mean: Any, variance: Any) -> None:
+        for running, newest in ((self.running_mean, mean), (self.running_var, variance)):
+            running.assign_sub(BATCH_NORM_MOMENTUM * (running.value() - newest))
+
+
+class Dropout(keras.layers.Layer):  # type: ignore[misc]
+    """Drops by the step's seed, its own place in the model and the replica."""
+
+    def __init__(self, rate: float, randomness: Randomness, place: int, **more: Any) -> None:
+        super().__init__(**more)
+        self._rate = rate
+        self._randomness = randomness
+        self._place = place
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if not training or not self._rate:
+            return x
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        own = tf.stack([tf.cast(replica, tf.int64), tf.constant(self._place, tf.int64)])
+        return tf.nn.experimental.stateless_dropout(x, self._rate, seed=self._randomness.seed * 4096 + own)
+
+    def compute_output_shape(self, shape: Sequence[int | None]) -> Any:
+        return shape
+
+
+class AdaptiveAveragePool(keras.layers.Layer):  # type: ignore[misc]
+    """``nn.AdaptiveAvgPool2d``: means over windows that cover the image, however large it is."""
+
+    def __init__(self, size: int, **more: Any) -> None:
+        super().__init__(**more)
+        self._size = size
+
+    def call(self, x: Any) -> Any:
+        down, across = (tf.constant(_windows(side, self._size), x.dtype) for side in x.shape[1:3])
+        return tf.einsum("oh,bhwc,pw->bopc", down, x, across)
+
+    def compute_output_shape(self, shape: Sequence[int | None]) -> Any:
+        return (shape[0], self._size, self._size, shape[3])
+
+
+def _windows(inputs: int, outputs: int) -> np.ndarray:
+    """(outputs, inputs): what each input counts in each mean."""
+    weights = np.zeros((outputs, inputs))
+    for output in range(outputs):
+        start, end = output * inputs // outputs, -(-(output + 1) * inputs // outputs)
+        weights[output, start:end] = 1 / (end - start)
+    return weights

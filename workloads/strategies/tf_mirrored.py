@@ -1,0 +1,65 @@
+"""``tf_mirrored``: TensorFlow's MirroredStrategy: one process, a replica on each device, gradients summed in the step.
+
+Each replica takes its part of the batch and normalises over it; running statistics are its own, and averaged before an
+evaluation or a checkpoint, as in ``ddp``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from workloads.contract import Hardware, Topology
+from workloads.registry import TENSORFLOW, Option, Options, StrategyDeclaration
+from workloads.strategies.tf_eager import TfEager, refuses_training
+
+if TYPE_CHECKING:
+    from workloads.strategies.keras_protocol import KerasTask
+
+
+class TfMirrored(TfEager):
+    """The whole model on each of several replicas."""
+
+    def _distribution(self, task: KerasTask) -> Any:
+        import tensorflow as tf
+
+        ways = {
+            "auto": lambda: None,
+            "nccl": tf.distribute.NcclAllReduce,
+            "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
+            "one_device": tf.distribute.ReductionToOneDevice,
+        }
+        return tf.distribute.MirroredStrategy(
+            list(task.devices), cross_device_ops=ways[str(task.options["all_reduce"])]()
+        )
+
+
+def _refuses(hardware: Hardware, options: Options) -> str:
+    if hardware.nodes > 1:
+        return f"tf_mirrored is one process, which cannot drive the devices of {hardware.nodes} nodes"
+    if options["all_reduce"] == "nccl" and hardware.is_cpu:
+        return 'all_reduce = "nccl" is for GPUs'
+    return ""
+
+
+DECLARATION = StrategyDeclaration(
+    name="tf_mirrored",
+    summary="TensorFlow's MirroredStrategy: one process with a replica on each device, gradients summed.",
+    framework=TENSORFLOW,
+    topology=lambda _options: Topology.ONE_PROCESS,
+    refuses=_refuses,
+    refuses_training=refuses_training,
+    splits_batch=True,
+    packages=("tensorflow|tensorflow-cpu",),
+    options=(
+        Option(
+            name="all_reduce",
+            type=str,
+            default="auto",
+            choices=("auto", "nccl", "hierarchical_copy", "one_device"),
+            summary="How gradients are summed; auto leaves it to TensorFlow, which takes NCCL for GPUs",
+        ),
+    ),
+    batch_norm_treatment="per_rank",
+    contract_options=({}, {"all_reduce": "one_device"}),
+    create=lambda: TfMirrored,
+)
