@@ -31,7 +31,6 @@ import contextlib
 import json
 import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -49,7 +48,18 @@ def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
     Raises:
         OSError: the disk is full or the folder is not writable; the old file, if any, is untouched.
     """
-    write_bytes(path, _encoded(json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1)), durable=durable)
+    write_bytes(path, encoded(data), durable=durable)
+
+
+def encoded(data: Any) -> bytes:
+    """Strict UTF-8 JSON as our files hold it: a line for each key of an object, values in the fast encoder's form."""
+    if not isinstance(data, dict):
+        return _encoded(_compact(data))
+    lines = [f"{_compact(str(key))}: {_compact(value)}" for key, value in data.items()]
+    return _encoded("{\n " + ",\n ".join(lines) + "\n}\n" if lines else "{}\n")
+
+
+_compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def _encoded(text: str) -> bytes:
@@ -63,14 +73,18 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
     Args:
         durable: whether it must outlive a power cut that follows at once.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    name = f"{path.parent}/.{path.name}.{os.urandom(8).hex()}"
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
+        try:
+            written = os.write(descriptor, content)
+            while written < len(content):
+                written += os.write(descriptor, content[written:])
+            os.fchmod(descriptor, 0o644)  # whatever the umask
             if durable:
-                os.fsync(stream.fileno())
-        os.chmod(name, 0o644)
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         os.replace(name, path)
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -156,7 +170,7 @@ class AttemptDir:
         return sorted([*self.job_folder.glob(f"*_{rank}_log.out"), *self.job_folder.glob(f"*_{rank}_log.err")])
 
     def create(self) -> AttemptDir:
-        self.job_folder.mkdir(parents=True, exist_ok=True)
+        _make_folders(self.job_folder)
         return self
 
     def write_result(self, result: RunResult) -> None:
@@ -208,9 +222,9 @@ class RunDir:
         names = [p for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
         return [AttemptDir(p) for p in sorted(names, key=lambda p: int(p.name))]
 
-    def write_spec(self, spec: RunSpec) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.spec, spec.to_json())
+    def write_spec(self, spec: RunSpec, *, durable: bool = True) -> None:
+        _make_folders(self.path)
+        write_json(self.spec, spec.to_json(), durable=durable)
 
     def read_spec(self) -> RunSpec:
         """Raises FileNotFoundError, or ValueError for a file that is not this run's spec."""
@@ -220,6 +234,18 @@ class RunDir:
         if spec.train.run_id() != spec.run_id:
             raise ValueError(f"{self.spec}: edited: what it says to train is another run than {spec.run_id}")
         return spec
+
+
+def _make_folders(path: Path) -> None:
+    """As ``mkdir --parents``, with fewer questions to the disk where most of them are new."""
+    try:
+        path.mkdir()
+    except FileNotFoundError:
+        _make_folders(path.parent)
+        path.mkdir(exist_ok=True)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
 
 
 def jobs_folder(runs: Path) -> Path:
