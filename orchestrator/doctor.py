@@ -2,67 +2,97 @@
 
 from __future__ import annotations
 
+import getpass
 import shutil
 import socket
 import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
+from db.filesystem import is_local, lock_problem
 from orchestrator import cluster as clusters
 from orchestrator import experiment as experiments
-from orchestrator import matrix, resources
+from orchestrator import planner, site_doctor
 from orchestrator.cli.workspace import Workspace
 from orchestrator.errors import OrchestrateError
+from orchestrator.executors import slurm_commands
+from orchestrator.findings import Finding, Verdict, fail, note, ok
 from orchestrator.interpreter import Packages
+from orchestrator.plan import Plan
 from orchestrator.profile import ClusterProfile
 from workloads import registry
+
+__all__ = ["Finding", "Verdict", "examine"]
 
 MINIMUM_FREE_BYTES = 1 << 30
 
 
-class Verdict(StrEnum):
-    """How a finding stands."""
+def examine(workspace: Workspace, *, local: bool, cluster: Path | None, probe_s: float = 0.0) -> Iterator[Finding]:
+    """Look at everything a run needs, cheapest first; never raises for what it finds.
 
-    OK = "ok"
-    NOTE = "note"
-    """Usable, but worth knowing."""
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the doctor's report."""
-
-    subject: str
-    verdict: Verdict
-    what: str
-    fix: str = ""
-
-
-def examine(workspace: Workspace, *, local: bool, cluster: Path | None) -> Iterator[Finding]:
-    """Look at everything a run needs, cheapest first; never raises for what it finds."""
+    Args:
+        workspace: the files of this invocation.
+        local: look at this machine whatever cluster there is.
+        cluster: a cluster file or the name of a shipped profile.
+        probe_s: how long to wait for probe jobs; 0 sends none.
+    """
     yield _python()
-    yield from _runs_folder(workspace.runs)
-    yield _database(workspace.database)
     try:
         profile = clusters.choose(local=local, named=cluster, cwd=Path.cwd(), hostname=socket.gethostname())
+        chosen = True
     except OrchestrateError as error:
-        yield Finding("target", Verdict.FAIL, f"{error.where}: {error.what}" if error.where else error.what, error.hint)
-        profile = None
-    else:
-        if profile is None:
-            yield Finding("target", Verdict.OK, "this machine (local mode)")
-            yield _machine()
-        else:
-            yield Finding("target", Verdict.OK, f"cluster {profile.name}")
-            yield from _slurm_commands()
+        yield fail("target", f"{error.where}: {error.what}" if error.where else error.what, error.hint)
+        profile, chosen = None, False
+    workspace = workspace.at_site(profile)
+    yield from _runs_folder(workspace.runs, shared=profile is not None)
+    yield _database(workspace.database)
+    if chosen and profile is None:
+        yield ok("target", "this machine (local mode)")
+        yield _machine()
     packages = Packages.of(profile.python if profile else None)
     yield from _strategies(packages)
-    yield from _experiment(workspace, profile)
+    spec, found = _experiment(workspace)
+    yield from found
+    plan = None
+    if spec is not None and chosen:
+        plan = _plan(workspace, spec, profile, packages)
+        yield from _data(workspace, plan)
+    if profile is not None:
+        yield ok("target", f"cluster {profile.name}")
+        yield from _slurm(workspace, profile, plan, packages, probe_s)
+
+
+def _slurm(
+    workspace: Workspace, profile: ClusterProfile, plan: Plan | None, packages: Packages, probe_s: float
+) -> Iterator[Finding]:
+    missing = [command for command in ("sbatch", "squeue", "scancel") if shutil.which(command) is None]
+    for command in missing:
+        yield fail("slurm", f"no {command} on PATH", "run this on a login node of the cluster")
+    if missing:
+        return
+    hosts = (socket.gethostname(), socket.getfqdn())
+    worst = False
+    for finding in site_doctor.examine(profile, plan, _run, user=getpass.getuser(), hosts=hosts):
+        worst = worst or finding.verdict is Verdict.FAIL
+        yield finding
+    if not probe_s:
+        yield note("probe", "what compute nodes see was not looked at", "orchestrate doctor --probe sends short jobs")
+    elif worst:
+        yield note("probe", "no probe was sent, because of what must be fixed first", "then orchestrate doctor --probe")
+    else:
+        from orchestrator import probing
+
+        try:
+            yield from probing.probe(workspace, profile, plan, packages, patience_s=probe_s)
+        except OrchestrateError as error:
+            yield fail("probe", str(error), error.hint)
+
+
+def _run(*argv: str) -> tuple[bool, str]:
+    answer = slurm_commands.run(*argv)
+    return answer.ok, answer.stdout if answer.ok else answer.text
 
 
 def _python() -> Finding:
@@ -70,13 +100,13 @@ def _python() -> Finding:
     return Finding("python", Verdict.OK, f"{version} at {sys.executable}")
 
 
-def _runs_folder(runs: Path) -> Iterator[Finding]:
+def _runs_folder(runs: Path, *, shared: bool) -> Iterator[Finding]:
     folder = next(p for p in (runs, *runs.parents) if p.exists())
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        yield Finding("runs", Verdict.FAIL, f"{folder}: not writable ({error.strerror})", "name another with --runs")
+        yield fail("runs", f"{folder}: not writable ({error.strerror})", "name another with --runs")
         return
     mode = folder.stat().st_mode
     if folder == runs and mode & stat.S_IWOTH:
@@ -86,23 +116,35 @@ def _runs_folder(runs: Path) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(folder).free
     if free < MINIMUM_FREE_BYTES:
-        yield Finding(
-            "runs", Verdict.NOTE, f"{runs}: only {free / 2**20:.0f} MiB free", "free some, or name another disk"
-        )
+        yield note("runs", f"{runs}: only {free / 2**20:.0f} MiB free", "free some, or name another disk")
     else:
-        yield Finding("runs", Verdict.OK, f"{runs}, {free / 2**30:.0f} GiB free")
+        yield ok("runs", f"{runs}, {free / 2**30:.0f} GiB free")
+    if shared and is_local(folder):
+        what = f"{folder} is on a disk of this machine, which compute nodes may not see"
+        yield note("runs", what, "orchestrate doctor --probe finds out; --runs names a folder on a shared disk")
 
 
 def _database(database: str) -> Finding:
-    if "://" not in database and not Path(database).exists():
-        return Finding("database", Verdict.OK, f"{database} (made at the first submit)")
+    path = Path(database)
+    if "://" in database:
+        where = "server"
+    elif is_local(next(p for p in (path, *path.parents) if p.exists())):
+        where = "local disk"
+    else:
+        problem = lock_problem(next(p for p in path.parents if p.exists()))
+        if problem:
+            fix = "name a file on a local disk with --db, or a PostgreSQL server; orchestrate db rebuild fills it"
+            return fail("database", f"{database}: files cannot be locked there ({problem})", fix)
+        where = "network disk: commands that write at the same time take turns"
+    if "://" not in database and not path.exists():
+        return ok("database", f"{database} (made at the first submit; {where})")
     from db.engine import open_store
 
     try:
         with open_store(database, read_only=True):
-            return Finding("database", Verdict.OK, database)
+            return ok("database", f"{database} ({where})")
     except OrchestrateError as error:
-        return Finding("database", Verdict.FAIL, error.what, error.hint)
+        return fail("database", error.what, error.hint)
 
 
 def _machine() -> Finding:
@@ -112,15 +154,6 @@ def _machine() -> Finding:
     gpus = ", ".join(dict.fromkeys(gpu.name for gpu in machine.gpus))
     what = f"{len(machine.cores)} CPU cores, {len(machine.gpus)} GPUs" + (f" ({gpus})" if gpus else "")
     return Finding("machine", Verdict.OK, what)
-
-
-def _slurm_commands() -> Iterator[Finding]:
-    for command in ("sbatch", "squeue", "scancel"):
-        path = shutil.which(command)
-        if path is None:
-            yield Finding("slurm", Verdict.FAIL, f"no {command} on PATH", "run this on a login node of the cluster")
-        else:
-            yield Finding("slurm", Verdict.OK, path)
 
 
 def _strategies(packages: Packages) -> Iterator[Finding]:
@@ -136,22 +169,36 @@ def _strategies(packages: Packages) -> Iterator[Finding]:
             yield Finding("strategy", Verdict.OK, name)
 
 
-def _experiment(workspace: Workspace, profile: ClusterProfile | None) -> Iterator[Finding]:
+def _experiment(workspace: Workspace) -> tuple[experiments.ExperimentSpec | None, list[Finding]]:
     path = workspace.experiment
     if not path.exists():
-        yield Finding("experiment", Verdict.NOTE, f"no {path} here", "orchestrate init --study demo")
-        return
+        return None, [note("experiment", f"no {path} here", "orchestrate init --study demo")]
     try:
         spec = experiments.load(path)
     except OrchestrateError as error:
-        yield Finding("experiment", Verdict.FAIL, error.text())
-        return
-    yield Finding("experiment", Verdict.OK, f"{path}: {spec.name}")
-    cells = matrix.expand(spec, default_cpus=resources.default_cpus(profile), data_root=workspace.data_root).cells
-    for name in sorted({cell.train.dataset for cell in cells}):
+        return None, [fail("experiment", error.text())]
+    return spec, [ok("experiment", f"{path}: {spec.name}")]
+
+
+def _plan(
+    workspace: Workspace, spec: experiments.ExperimentSpec, profile: ClusterProfile | None, packages: Packages
+) -> Plan:
+    """All of the experiment as if nothing had been run; nothing is written."""
+    machine = None
+    if profile is None:
+        from orchestrator.executors.machine import local_machine
+
+        machine = local_machine()
+    return planner.make(workspace, spec, profile, machine, {}, [], packages)
+
+
+def _data(workspace: Workspace, plan: Plan) -> Iterator[Finding]:
+    for name in sorted({run.cell.train.dataset for run in plan.runs}):
         declaration = registry.find(registry.datasets(), name)
         problems = declaration.check(workspace.data_root, name) if declaration else []
         for problem in problems:
-            yield Finding("data", Verdict.FAIL, f"{name}: {problem.where}: {problem.what}", problem.fix)
+            yield fail("data", f"{name}: {problem.where}: {problem.what}", problem.fix)
         if not problems:
-            yield Finding("data", Verdict.OK, name)
+            yield ok("data", name)
+    for rule, why in dict.fromkeys((excluded.rule, excluded.why) for excluded in plan.excluded):
+        yield note("plan", f"cells are excluded by {rule}: {why}", "orchestrate plan shows which")

@@ -125,6 +125,7 @@ def current(
     """
     spec = experiments.load(workspace.experiment, sets)
     profile = clusters.choose(local=local, named=cluster, cwd=Path.cwd(), hostname=socket.gethostname())
+    workspace = workspace.at_site(profile)
     records, durations = _history(workspace)
     machine = None
     if profile is None:
@@ -310,13 +311,13 @@ def _scripts(runs: Sequence[PlannedRun], profile: ClusterProfile, runs_folder: P
                 name if names[name] == 1 else f"{name}-{names[name]}",
                 shape,
                 render.script(shape, profile, runs=runs_folder, python=profile.python),
-                _pairs(shape, profile),
+                pairs_of(shape, profile),
             )
         )
     return scripts
 
 
-def _pairs(shape: ResourceShape, profile: ClusterProfile) -> tuple[Pair, ...]:
+def pairs_of(shape: ResourceShape, profile: ClusterProfile) -> tuple[Pair, ...]:
     """The queues of a shape. An argument of sbatch can replace a partition or QOS of the script, and not remove it."""
     return tuple(
         Pair(queue.partition, queue.qos, queue.max_time_s)

@@ -115,17 +115,20 @@ class Site:
     """Question -> why there was no answer."""
 
 
-def ask(run: Callable[..., tuple[bool, str]], user: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Ask all questions: answers by question, and of those without an answer what was said instead.
+def ask(
+    run: Callable[..., tuple[bool, str]], user: str, questions: Iterable[str] = COMMANDS
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Ask questions: answers by question, and of those without an answer what was said instead.
 
     Args:
         run: runs a command; whether it succeeded, and what it printed.
         user: whose accounts.
+        questions: names in ``COMMANDS``.
     """
     answers: dict[str, str] = {}
     unanswered: dict[str, str] = {}
-    for question, argv in COMMANDS.items():
-        ok, text = run(*(word.format(user=user) for word in argv))
+    for question in questions:
+        ok, text = run(*(word.format(user=user) for word in COMMANDS[question]))
         if ok and text.strip():
             answers[question] = text
         else:

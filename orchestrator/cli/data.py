@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,7 +38,7 @@ def list_(
 
     Example: orchestrate data list --json
     """
-    root = Workspace.at(data_root=data).data_root
+    root = _root(data)
     columns = ["dataset", "usable", "image_size", "channels", "classes", "num_train", "num_test", "summary"]
     output.rows([_row(root, name) for name in _all_names(root)], columns, output.chosen(format, json))
 
@@ -55,7 +56,7 @@ def check(
 
     Example: orchestrate data check mnist imagefolder/cifar10
     """
-    root = Workspace.at(data_root=data).data_root
+    root = _root(data)
     declarations = _declarations(names or _all_names(root))
     found = [
         {"dataset": name, "where": problem.where, "what": problem.what, "fix": problem.fix}
@@ -78,7 +79,7 @@ def prepare(names: Names, data: DataOption = None) -> None:
 
     Example: orchestrate data prepare imagefolder/cifar10
     """
-    root = Workspace.at(data_root=data).data_root
+    root = _root(data)
     failures = []
     declarations = _declarations(names)
     for name, declaration in declarations.items():
@@ -94,6 +95,25 @@ def prepare(names: Names, data: DataOption = None) -> None:
         all_failed = len(failures) == len(declarations)
         what = f"{len(failures)} of {len(declarations)} data sets could not be prepared: {', '.join(failures)}"
         raise OperationError(what) if all_failed else PartlyDoneError(what, hint="the others are ready; prepare again")
+
+
+def _root(data: Path | None) -> Path | None:
+    """The data folder: of the option or the environment, else of the cluster file that ``plan`` would take here."""
+    workspace = Workspace.at(data_root=data)
+    if workspace.data_root is not None:
+        return workspace.data_root
+    import socket
+
+    from orchestrator import cluster as clusters
+
+    named = os.environ.get("ORCHESTRATE_CLUSTER")
+    try:
+        profile = clusters.choose(
+            local=False, named=Path(named) if named else None, cwd=Path.cwd(), hostname=socket.gethostname()
+        )
+    except OrchestrateError:
+        return None  # said by the verbs that need a cluster
+    return workspace.at_site(profile).data_root
 
 
 def _all_names(root: Path | None) -> list[str]:

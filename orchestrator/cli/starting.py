@@ -104,6 +104,12 @@ def doctor(
     experiment: ExperimentOption = DEFAULT_EXPERIMENT,
     local: LocalOption = False,
     cluster: ClusterOption = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Also send short jobs that tell what compute nodes see.")
+    ] = False,
+    probe_minutes: Annotated[
+        int, typer.Option("--probe-minutes", min=1, help="How long to wait for them; then they are cancelled.")
+    ] = 10,
     runs: RunsOption = DEFAULT_RUNS,
     database: DatabaseOption = DEFAULT_DATABASE,
     data: DataOption = None,
@@ -111,14 +117,18 @@ def doctor(
 ) -> None:
     """Say whether this machine, cluster and data are usable, and what to fix.
 
-    Exit code 1 when something must be fixed first.
+    On a cluster: what Slurm says of accounts, limits and queues, and of each planned script, which nothing queues. Exit
+    code 1 when something must be fixed first.
 
     Example: orchestrate doctor --local
+
+    Example: orchestrate doctor --probe
     """
     from orchestrator.doctor import Verdict, examine
 
     workspace = Workspace.at(runs=runs, database=database, data_root=data, experiment=experiment)
-    findings = list(examine(workspace, local=local, cluster=cluster))
+    probe_s = 60.0 * probe_minutes if probe else 0.0
+    findings = list(examine(workspace, local=local, cluster=cluster, probe_s=probe_s))
     rows = [{"subject": f.subject, "verdict": f.verdict.value, "what": f.what, "fix": f.fix} for f in findings]
     output.rows(rows, ["subject", "verdict", "what", "fix"], output.Format.JSON if json else output.Format.TABLE)
     if any(f.verdict is Verdict.FAIL for f in findings):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from workloads.errors import InputError
+
+if TYPE_CHECKING:
+    from orchestrator.profile import ClusterProfile
 
 ExperimentOption = Annotated[
     Path, typer.Option("--experiment", "-e", help="The experiment file.", envvar="ORCHESTRATE_EXPERIMENT")
@@ -69,6 +72,12 @@ class Workspace:
             data_root=_absolute(str(data_root), "the data folder") if data_root is not None else None,
             experiment=experiment,
         )
+
+    def at_site(self, profile: ClusterProfile | None) -> Workspace:
+        """With the data folder of a cluster file, unless an option or the environment names another."""
+        if profile is None or not profile.data or self.data_root is not None:
+            return self
+        return replace(self, data_root=Path(profile.data))
 
     @property
     def plan_file(self) -> Path:

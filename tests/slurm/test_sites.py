@@ -7,6 +7,7 @@ import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,3 +96,54 @@ def test_the_queue_that_starts_first_is_chosen_when_it_is_wanted(lab: Lab, tmp_p
             study.forget()
             lab.command("scancel", job)
             lab.wait(job)
+
+
+def verdicts(done: Any) -> dict[str, list[tuple[str, str]]]:
+    """What the doctor said, by subject."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for row in json.loads(done.stdout):
+        found.setdefault(row["subject"], []).append((row["verdict"], row["what"]))
+    return found
+
+
+def test_the_doctor_looks_at_a_cluster_and_at_its_nodes(accounting_lab: Lab, tmp_path: Path) -> None:
+    """Each planned shape would start; probes tell what nodes see; nothing of them is left, and nothing was planned."""
+    study = Study(accounting_lab, tmp_path / "study")
+    study.write('[matrix]\nhardware = ["a100:2", "a30:1"]\n', top='account = "group"')
+    found = verdicts(study.run("doctor", "--probe", "--json"))
+    assert [verdict for verdict, _ in found["shape"]] == ["ok", "ok"]
+    assert all("in htc: would start about 20" in what for _, what in found["shape"])
+    assert found["accounting"] == [("ok", "sacct answers")] and found["account"] == [("ok", "group")]
+    (pair, single) = (what for verdict, what in found["probe"] if verdict == "ok")
+    assert pair.startswith("a100:2: 2 ranks, 2 devices, ") and single.startswith(
+        "a30:1: 1 rank, 1 device, 1 core on lab00"
+    )
+    assert ("ok", "digits, seen from a node") in found["data"]
+    assert {verdict for verdict, _ in found["clock"] + found["environment"]} == {"ok"}
+    assert not list(study.runs.glob("doctor-*")) and not (study.folder / "plan.json").exists()
+    assert study.status() == []
+
+
+def test_the_doctor_names_what_a_job_would_stumble_over(lab: Lab, tmp_path: Path) -> None:
+    """A partition that is down, one that does not exist, a type that no node has: named by Slurm or by us, exit code 1,
+    and no probe is sent. A prologue that fails shows in the probe alone, with the line."""
+    study = Study(lab, tmp_path / "study")
+    study.write('[matrix]\nhardware = ["a100:2"]\n', partition="closed")
+    found = verdicts(study.run("doctor", "--probe", "--json", expect=1))
+    assert ("fail", "partition closed is down: jobs would wait in it") in found["queue"]
+    assert [verdict for verdict, _ in found["probe"]] == ["note"]
+    study.write('[matrix]\nhardware = ["a100:2"]\n', partition="nowhere")
+    found = verdicts(study.run("doctor", "--json", expect=1))
+    assert ("fail", "there is no partition nowhere (gpu.a100)") in found["queue"]
+    assert found["shape"] == [
+        ("fail", "2xa100-2ranks in nowhere: invalid partition specified: nowhere; Invalid partition name specified")
+    ]
+    study.write('[matrix]\nhardware = ["a100:2"]\n')
+    config = (study.folder / "cluster.toml").read_text()
+    (study.folder / "cluster.toml").write_text(config.replace('type = "a100"', 'type = "h100"'))
+    found = verdicts(study.run("doctor", "--json", expect=1))
+    assert found["shape"] == [("fail", "2xa100-2ranks in htc: Requested node configuration is not available")]
+    study.write('[matrix]\nhardware = ["a100:2"]\n', top='prologue = ["module load nothing"]')
+    found = verdicts(study.run("doctor", "--probe", "--json", expect=1))
+    assert any(v == "fail" and "prologue failed: module load nothing" in what for v, what in found["probe"])
+    assert len(list(study.runs.glob("doctor-*"))) == 1, "its logs stay"

@@ -8,6 +8,7 @@ import resource
 import socket
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
 
@@ -53,6 +54,8 @@ def train(job: Job) -> None:
     result.devices_seen = len({(s.node, device) for s in seen for device in s.devices}) or None
     result.device_name = about["cpu_model"]
     result.provenance = about | {"nodes": job.world.nodes, "submitted_code_digest": job.spec.code_digest}
+    if options["look_at_data"] and job.world.rank == 0:
+        _look_at_data(job)
     job.events.write("world", world_size=job.world.size, nodes=job.world.nodes, ranks=[asdict(s) for s in seen])
     result.startup_s = provenance.process_age_s()
     job.orders.deferred = True
@@ -92,6 +95,15 @@ def _look(job: Job) -> Sight:
     name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     devices = [device for device in visible.split(",") if device] if job.spec.expect.gpus_per_node else []
     return Sight(job.world.node, name, sorted(os.sched_getaffinity(0)), devices)
+
+
+def _look_at_data(job: Job) -> None:
+    """An event with what is wrong with the run's data set as this node sees it."""
+    name = job.spec.train.dataset
+    declaration = registry.find(registry.datasets(), name)
+    root = Path(job.spec.data_root) if job.spec.data_root else None
+    problems = declaration.check(root, name) if declaration is not None else []
+    job.events.write("data", dataset=name, problems=[asdict(problem) for problem in problems])
 
 
 def _own_device(sight: Sight, rank: int, seen: list[Sight]) -> str:

@@ -34,6 +34,7 @@ DECLARATION = StrategyDeclaration(
     packages=(),
     options=(
         Option(name="epoch_s", type=float, default=0.0, summary="Seconds that an epoch lasts.", minimum=0.0),
+        Option(name="look_at_data", type=bool, default=False, summary="Say how the data set looks from the node."),
         Option(name="fault", type=str, default="none", summary="What goes wrong, on purpose.", choices=FAULTS),
         Option(name="fault_epoch", type=int, default=1, summary="In which epoch, from 1 on.", minimum=1.0),
         Option(name="fault_rank", type=int, default=0, summary="On which rank.", minimum=0.0),
