@@ -65,7 +65,7 @@ def listed(found: Matrix) -> str:
 
 
 def test_the_four_studies_are_shipped() -> None:
-    assert STUDIES == ["fsdp", "gpipe-horovod"]
+    assert STUDIES == ["frameworks", "fsdp", "gpipe-horovod", "mnist-dp-ddp"]
 
 
 @pytest.mark.parametrize("name", STUDIES)
