@@ -162,7 +162,7 @@ class _HandWritten:
                 bucket_cap_mb=25,  # said, as the engine says it: torch's default has a smaller first bucket
                 gradient_as_bucket_view=True,
             )
-        self._optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=self._on_gpu)
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
         self._images = torch.from_numpy(data.train.images).to(device)
         labels = torch.from_numpy(data.train.labels).to(device)
         self._order = torch.randperm(len(labels), device=device)
