@@ -122,6 +122,7 @@ def _first_breach(facts: _Facts) -> Breach | None:
         ),
         (f"model {facts.values['model']}", _framework(facts) or _samples(facts) or _image_size(facts)),
         (f"dataset {facts.values['dataset']}", _for_images(facts)),
+        ("pretrained", _pretrained(facts)),
         ("stem", _stem(facts)),
         ("precision", _precision(facts)),
         ("compile", _compile(facts)),
@@ -180,6 +181,12 @@ def _image_size(facts: _Facts) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def _pretrained(facts: _Facts) -> str:
+    if not facts.values["pretrained"] or facts.model.weights is not None:
+        return ""
+    return f"there are no pretrained weights for {facts.values['model']}"
 
 
 def _stem(facts: _Facts) -> str:

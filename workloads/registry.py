@@ -128,6 +128,7 @@ class ModelDeclaration:
     family cannot. See ``workloads.models.sequential``."""
     has_batch_norm: bool | None = None
     """None: not known without building it."""
+    weights: Any = None
     uses_stem: bool = False
     """Whether ``stem`` means something for this model; others refuse a non-default one."""
     num_parameters: Callable[[str], int] | None = None

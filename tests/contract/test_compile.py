@@ -74,4 +74,6 @@ def test_a_compiled_model_learns_what_it_learns_otherwise(launcher: Any, runs: d
 
 
 def test_without_compile_there_is_no_time_for_it(runs: dict[Any, Any]) -> None:
-    assert runs["off"].attempt(1).read_result().compile_s is None
+    """And without GPUs no telemetry, which is said."""
+    result = runs["off"].attempt(1).read_result()
+    assert (result.compile_s, result.telemetry, result.energy_j) == (None, "no GPUs", None)

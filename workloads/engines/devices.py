@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +57,12 @@ def devices_of(device: torch.device, config: TrainConfig, topology: Topology) ->
     if device.type == "cpu":
         return (device,) * count
     return (device, *(torch.device("cuda", i) for i in range(count) if i != device.index))
+
+
+def uuids(devices: Sequence[torch.device]) -> list[str]:
+    """Of the GPUs among some devices, as ``nvidia-smi`` writes them."""
+    gpus = _torch_gpus() if devices[0].type == "cuda" else []
+    return [gpus[device.index].uuid for device in devices] if gpus else []
 
 
 def _torch_gpus() -> list[world.Gpu]:

@@ -12,7 +12,7 @@ from workloads import checkpoint, loaders, measure
 from workloads.contract import Topology
 from workloads.engines import recipe, settings
 from workloads.engines.communication import Communication
-from workloads.engines.devices import choose_device, describe_world, devices_of
+from workloads.engines.devices import choose_device, describe_world, devices_of, uuids
 from workloads.engines.evaluation import evaluate
 from workloads.engines.figures import Evaluation
 from workloads.engines.training import Training
@@ -79,7 +79,7 @@ def train(job: Job) -> None:
     job.pulse.beat()
     backend = _Torch(strategy, loader, data.class_names, task.devices, communication)
     prepare = cast(Prepares, strategy).prepare if config.compile != "off" else None
-    Training(job, backend, prepare).run()
+    Training(job, backend, prepare, uuids(task.devices)).run()
     strategy.close()
     loader.close()
     communication.close()

@@ -5,12 +5,14 @@ An engine prepares model, data and strategy in its framework and hands the loop 
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from workloads import checkpoint, measure, provenance
+from workloads import checkpoint, measure, provenance, telemetry, world
 from workloads.contract import TrainConfig
 from workloads.engines import settings
 from workloads.engines.figures import Evaluation
@@ -112,11 +114,21 @@ class Training:
     Args:
         prepare: (first batch of an epoch) compiles or records what steps will run, and leaves what learns as it was;
             None when there is nothing to do before the first step.
+        gpus: UUIDs of the GPUs that this rank computes on; where its engine names none, they are asked for.
     """
 
-    def __init__(self, job: Job, backend: Backend, prepare: Callable[[Any], None] | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        backend: Backend,
+        prepare: Callable[[Any], None] | None = None,
+        gpus: Sequence[str] = (),
+    ) -> None:
         self._job = job
         self._prepare_steps = prepare
+        self._gpus = gpus
+        self._sampler: telemetry.Sampler | None = None
+        self._earlier_figures: telemetry.Figures | None = None
         self._config: TrainConfig = job.spec.train
         self._backend = backend
         self._steps = self._config.steps or self._config.epochs * backend.steps_per_epoch
@@ -134,20 +146,41 @@ class Training:
         """From the checkpoint, or from the start, to the end."""
         self._resume()
         self._prepare()
+        self._sampler = self._telemetry()
         self._set_up()
-        while self._step < self._steps:
-            facts = self._train_epoch()
-            last = self._step >= self._steps
-            if last or (self._config.eval_every and self._epoch % self._config.eval_every == 0):
-                facts |= self._evaluate()
-            self._after_epoch(facts)
-            every = self._job.spec.execution.checkpoint_every
-            if every and (last or self._epoch % every == 0):
-                self._save()
+        with self._sampler or contextlib.nullcontext():
+            while self._step < self._steps:
+                facts = self._train_epoch()
+                last = self._step >= self._steps
+                if last or (self._config.eval_every and self._epoch % self._config.eval_every == 0):
+                    facts |= self._evaluate()
+                self._after_epoch(facts)
+                every = self._job.spec.execution.checkpoint_every
+                if every and (last or self._epoch % every == 0):
+                    self._save()
+            self._figures().tell(self._job.result)
         if self._job.result.test_accuracy is None:
             self._evaluate()  # an earlier attempt was ended between its last checkpoint and its result
         self._summarise()
         self._job.result.starvation_ratio = self._starvation()
+
+    def _telemetry(self) -> telemetry.Sampler | None:
+        """On one rank of each node, over the GPUs of all its ranks."""
+        job = self._job
+        gpus = tuple(self._gpus)
+        if job.spec.expect.gpus_per_node and not gpus:
+            gpus = tuple(gpu.uuid for gpu in world.visible_gpus() or ())[: job.spec.expect.gpus_per_node]
+        ranks = self._backend.gather((job.world.node, job.world.rank, gpus))
+        here = [(rank, own) for node, rank, own in ranks if node == job.world.node]
+        if job.world.rank != here[0][0]:
+            return None
+        distinct = dict.fromkeys(uuid for _, own in here for uuid in own)
+        return telemetry.Sampler(list(distinct), lambda: job.pulse.phase, job.events.write)
+
+    def _figures(self) -> telemetry.Figures:
+        """Of all nodes and attempts so far."""
+        nodes = self._backend.gather(self._sampler.figures() if self._sampler else None)
+        return telemetry.over_attempts(self._earlier_figures, telemetry.over_nodes([n for n in nodes if n]))
 
     def _prepare(self) -> None:
         """Compile and record before anything is measured."""
@@ -306,6 +339,7 @@ class Training:
 
     def _save(self) -> None:
         state = self._backend.state_dict()
+        figures = self._figures()
         if self._job.world.rank != 0:
             return
         result = self._job.result
@@ -314,6 +348,7 @@ class Training:
             "step": self._step,
             "epoch_times_s": self._epoch_times_s,
             "total_time_s": self._earlier_s + provenance.process_age_s(),
+            "telemetry": dataclasses.asdict(figures),
             **{name: getattr(result, name) for name in _CARRIED},
         }
         try:
@@ -338,6 +373,8 @@ class Training:
         self._epoch, self._step = progress["epoch"], progress["step"]
         self._epoch_times_s = progress["epoch_times_s"]
         self._earlier_s = progress["total_time_s"]
+        before = progress.get("telemetry", {"problem": "an earlier attempt did not ask"})
+        self._earlier_figures = telemetry.Figures(**before)
         result = self._job.result
         for name in _CARRIED:
             setattr(result, name, progress[name])

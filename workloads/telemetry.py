@@ -1,0 +1,215 @@
+"""What NVML says of a run's GPUs, once a second beside the training: utilisation, power, energy, memory.
+
+One process a node asks, for all GPUs of the run there, in a thread that sleeps in between; GPUs are told by UUID, which
+means the same whatever ``CUDA_VISIBLE_DEVICES`` shows. Imports no framework; without NVML it says why there is nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from workloads.contract import RunResult
+
+SAMPLE_EVERY_S = 1.0
+SAMPLES_AN_EVENT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What GPUs did over some time, in the run's training."""
+
+    problem: str = ""
+    """Why nothing is known; empty when something is."""
+    gpus: int = 0
+    samples: int = 0
+    """While steps ran; evaluations are left out."""
+    utilization_pct: float | None = None
+    """Mean over samples and GPUs."""
+    power_w: float | None = None
+    """Mean over samples, of the sum over GPUs."""
+    energy_j: float | None = None
+    """Sum over GPUs, evaluations included."""
+    memory_used_bytes: int | None = None
+    """The most of any sample and GPU."""
+
+    def tell(self, result: RunResult) -> None:
+        """Fill in the result's fields."""
+        result.telemetry = self.problem or "nvml"
+        result.gpu_utilization_pct, result.gpu_power_w = self.utilization_pct, self.power_w
+        result.energy_j, result.gpu_memory_used_bytes = self.energy_j, self.memory_used_bytes
+
+
+def over_nodes(nodes: Sequence[Figures]) -> Figures:
+    """Of all nodes at the same time."""
+    for node in nodes:
+        if node.problem:
+            return node
+    return Figures(
+        gpus=sum(n.gpus for n in nodes),
+        samples=max((n.samples for n in nodes), default=0),
+        utilization_pct=_mean([(n.gpus, n.utilization_pct) for n in nodes]),
+        power_w=_sum([n.power_w for n in nodes]),
+        energy_j=_sum([n.energy_j for n in nodes]),
+        memory_used_bytes=max((n.memory_used_bytes for n in nodes if n.memory_used_bytes is not None), default=None),
+    )
+
+
+def over_attempts(earlier: Figures | None, now: Figures) -> Figures:
+    """Of the same GPUs one after another; what one of them lacks cannot be told of both."""
+    if earlier is None or now.problem:
+        return now
+    if earlier.problem:
+        return earlier
+    used = [n for n in (earlier.memory_used_bytes, now.memory_used_bytes) if n is not None]
+    return Figures(
+        gpus=now.gpus,
+        samples=earlier.samples + now.samples,
+        utilization_pct=_mean([(a.samples, a.utilization_pct) for a in (earlier, now) if a.samples]),
+        power_w=_mean([(a.samples, a.power_w) for a in (earlier, now) if a.samples]),
+        energy_j=_sum([earlier.energy_j, now.energy_j]),
+        memory_used_bytes=max(used, default=None),
+    )
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def _mean(weighted: Sequence[tuple[int, float | None]]) -> float | None:
+    total = _sum([None if value is None else weight * value for weight, value in weighted])
+    weights = sum(weight for weight, _ in weighted)
+    return total / weights if total is not None and weights else None
+
+
+class _Sample(NamedTuple):
+    """One moment; a value for each GPU, None where NVML has none, as for slices of a GPU."""
+
+    time: float
+    """Seconds since the epoch."""
+    phase: str
+    utilization_pct: list[int | None]
+    power_w: list[float | None]
+    memory_used_bytes: list[int | None]
+
+
+class Sampler:
+    """Asks while it is open, a context manager; never the reason why a run fails.
+
+    Args:
+        gpus: UUIDs, as ``nvidia-smi`` writes them.
+        phase: what the run is doing; samples of ``train`` are the ones that count.
+        write: takes an event's name and values.
+    """
+
+    def __init__(self, gpus: Sequence[str], phase: Callable[[], str], write: Callable[..., None]) -> None:
+        self._gpus = list(gpus)
+        self._phase = phase
+        self._write = write
+        self._problem = "" if gpus else "no GPUs"
+        self._nvml: Any = None
+        self._handles: list[Any] = []
+        self._energy_before_j: list[float | None] = []
+        self._utilization_pct: list[float] = []
+        self._power_w: list[float] = []
+        self._memory_used_bytes: int | None = None
+        self._samples = 0
+        self._unwritten: list[_Sample] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="telemetry", daemon=True)
+
+    def __enter__(self) -> Sampler:
+        if not self._problem:
+            self._problem = self._connect()
+        if not self._problem:
+            self._energy_before_j = self._energies_j()
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._thread.is_alive():
+            self._stop.set()
+            self._thread.join()
+            self._tell()
+
+    def figures(self) -> Figures:
+        """What is known so far."""
+        if self._problem:
+            return Figures(problem=self._problem)
+        spent = [
+            None if before is None or now is None else now - before
+            for before, now in zip(self._energy_before_j, self._energies_j(), strict=True)
+        ]
+        utilization, power = list(self._utilization_pct), list(self._power_w)
+        return Figures(
+            gpus=len(self._gpus),
+            samples=self._samples,
+            utilization_pct=sum(utilization) / len(utilization) if utilization else None,
+            power_w=sum(power) / len(power) if power else None,
+            energy_j=_sum(spent),
+            memory_used_bytes=self._memory_used_bytes,
+        )
+
+    def _connect(self) -> str:
+        """Why NVML cannot be asked about the GPUs; empty when it can."""
+        try:
+            self._nvml = importlib.import_module("pynvml")
+        except ImportError:
+            return "the package nvidia-ml-py is not installed"
+        try:
+            self._nvml.nvmlInit()
+            self._handles = [self._nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in self._gpus]
+        except self._nvml.NVMLError as error:
+            return f"NVML: {error}"
+        return ""
+
+    def _sample(self) -> None:
+        while True:
+            self._take()
+            if self._stop.wait(SAMPLE_EVERY_S):
+                return
+
+    def _take(self) -> None:
+        phase = self._phase()
+        sample = _Sample(
+            time.time(),
+            phase,
+            [self._ask(lambda h: self._nvml.nvmlDeviceGetUtilizationRates(h).gpu, h) for h in self._handles],
+            [self._ask(lambda h: self._nvml.nvmlDeviceGetPowerUsage(h) / 1e3, h) for h in self._handles],
+            [self._ask(lambda h: self._nvml.nvmlDeviceGetMemoryInfo(h).used, h) for h in self._handles],
+        )
+        used = [self._memory_used_bytes, *sample.memory_used_bytes]
+        self._memory_used_bytes = max((n for n in used if n is not None), default=None)
+        if phase == "train":
+            self._samples += 1
+            utilization, power = _sum(sample.utilization_pct), _sum(sample.power_w)
+            if utilization is not None:
+                self._utilization_pct.append(utilization / len(self._handles))
+            if power is not None:
+                self._power_w.append(power)
+        self._unwritten.append(sample)
+        if len(self._unwritten) == SAMPLES_AN_EVENT:
+            self._tell()
+
+    def _tell(self) -> None:
+        samples, self._unwritten = self._unwritten, []
+        if samples:
+            columns = dict(zip(_Sample._fields, map(list, zip(*samples, strict=True)), strict=True))
+            columns["at"] = columns.pop("time")
+            self._write("telemetry", gpus=self._gpus, **columns)
+
+    def _energies_j(self) -> list[float | None]:
+        return [self._ask(lambda h: self._nvml.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3, h) for h in self._handles]
+
+    def _ask(self, question: Callable[[Any], Any], handle: Any) -> Any:
+        """None where this GPU, or its driver, has no answer."""
+        try:
+            return question(handle)
+        except self._nvml.NVMLError:
+            return None
