@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import cluster as clusters
 from orchestrator import experiment as experiments
-from orchestrator import matrix, planfile, render, resources
+from orchestrator import fit, matrix, planfile, render, resources
 from orchestrator.cli.workspace import Workspace
 from orchestrator.costs import gpu_hours
 from orchestrator.errors import InputError
@@ -91,6 +91,7 @@ def make(
         gpu_hours=gpu_hours([run for run in runs if run.action in {Action.NEW, Action.FAILED}], durations),
         checks=[
             *_remarks(expanded, runs),
+            *fit.remarks(runs, machine),
             *_account(profile),
             *packages.findings(),
             *data.findings({run.cell.train.dataset for run in runs}),

@@ -90,6 +90,9 @@ class StrategyDeclaration:
     micro_batches: Callable[[Options], int] = lambda _options: 1
     """Into how many micro-batches a step cuts what a rank has of a batch, as ``torch.chunk`` cuts; batch norm sees
     one."""
+    divides_state: Callable[[Options], bool] = lambda _options: False
+    """Whether each device holds its part only of weights, gradients and optimiser state, so that models larger than one
+    device can be trained."""
     equal_micro_batches: bool = False
     """Whether those must be of equal size, so that samples are made up for an odd batch; batch norm would see them."""
     contract_options: tuple[Options, ...] = field(default=({},), hash=False)
@@ -170,6 +173,9 @@ class DatasetDeclaration:
     load: Callable[[Path | None, str, TrainConfig], ImageData | SequenceData]
     """In the job: verified arrays or files. Raises DatasetError naming the damaged file."""
     samples: Samples = Samples.IMAGES
+    folder: Callable[[Path, str], Path] | None = None
+    """(data root, name) -> the folder below the root that holds all of it, so that jobs may copy it to a node's own
+    disk; it may raise what ``load`` raises. None: nothing is copied."""
     members: Callable[[Path | None], list[str]] | None = None
     """Of a family: the full names of what lies below the data root now."""
 

@@ -234,5 +234,6 @@ DECLARATION = StrategyDeclaration(
     ),
     batch_norm_treatment="per_rank",
     contract_options=({}, {"reshard": False, "wrap": "model"}),
+    divides_state=lambda _options: True,
     create=lambda: Fsdp,
 )

@@ -181,5 +181,6 @@ DECLARATION = StrategyDeclaration(
         {"checkpoint": "always", "segments": 4, "balance_by": "size", "deferred_batch_norm": False},
         {"checkpoint": "never", "chunks": 3},
     ),
+    divides_state=lambda _options: True,
     create=lambda: Gpipe,
 )

@@ -138,5 +138,6 @@ DECLARATION = StrategyDeclaration(
     ),
     batch_norm_treatment="whole_batch",
     contract_options=({}, {"balance_by": "time"}),
+    divides_state=lambda _options: True,
     create=lambda: ModelParallel,
 )

@@ -342,5 +342,6 @@ DECLARATION = StrategyDeclaration(
     ),
     batch_norm_treatment="per_micro_batch",
     contract_options=({}, {"schedule": "gpipe"}, {"schedule": "interleaved"}, {"schedule": "zero_bubble"}),
+    divides_state=lambda _options: True,
     create=lambda: Pipeline,
 )
