@@ -363,6 +363,7 @@ def _hold(workspace: Workspace, chosen: Sequence[RunStatus]) -> None:
 
 def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
     from orchestrator import submitter
+    from orchestrator.cli import outdated
     from workloads.provenance import code_digest
     from workloads.rundir import RunDir, read_json
 
@@ -384,6 +385,7 @@ def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
         except (OSError, ValueError, AttributeError):
             shape = {}
         by_target.setdefault(spec.target, []).append((spec, shape))
+    outdated.say_so(workspace, [spec for wanted in by_target.values() for spec, _ in wanted])
     done = [
         submitter.send(workspace, wanted, target, newest_known={run.run_id: run.attempt for run in chosen}, anew=True)
         for target, wanted in by_target.items()

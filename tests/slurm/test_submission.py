@@ -274,3 +274,27 @@ def test_a_job_around_submit_leaves_no_trace(study: Study) -> None:
     shown = study.lab.command("scontrol", "--oneliner", "show", "job", study.queued()[0])
     assert "Partition=closed" in shown and "JobName=orc-" in shown and "NumTasks=1 " in shown
     assert_each_is_there_once(study)
+
+
+def test_retry_says_when_the_plan_is_another_one_than_what_was_sent(study: Study) -> None:
+    """An edited cluster file, and a plan made from it; retry sends what was sent, submit what is planned."""
+
+    def take_out() -> None:
+        study.lab.command("scancel", *study.queued())
+        study.until(lambda rows: {row["state"] for row in rows} == {"cancelled"})
+
+    study.run("submit")
+    take_out()
+    assert "note:" not in study.run("retry", "--failed").stderr
+    take_out()
+    study.write(FOUR_RUNS, top='prologue = ["true"]', partition="closed")
+    said = study.run("retry", "--failed").stderr
+    assert "note: the cluster file says otherwise than the last plan; retry sends with the time limit" in said
+    take_out()
+    study.run("plan")
+    said = study.run("retry", "--failed").stderr
+    assert "note: planned otherwise since they were sent: cnn-probe-a100x1-s0 and 3 more" in said
+    take_out()
+    study.run("submit")
+    script = max((study.runs / "jobs").glob("*/*_submission.sh"), key=lambda path: path.stat().st_mtime_ns)
+    assert "\ntrue\n" in script.read_text()

@@ -1,0 +1,64 @@
+"""What ``retry`` says when the plan is another one than the one that its runs were sent by."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from orchestrator import cluster as clusters
+from orchestrator import experiment as experiments
+from orchestrator import planfile
+from orchestrator.cli import output
+from orchestrator.cli.workspace import Workspace
+from orchestrator.errors import OrchestrateError
+from orchestrator.executors.slurm_records import SiteFolder
+from orchestrator.plan import Plan
+from workloads.contract import RunSpec
+
+_WAY_ON = "retry sends with the time limit, memory and job script of then, orchestrate submit with what is planned now"
+
+
+def say_so(workspace: Workspace, specs: Iterable[RunSpec]) -> None:
+    """Tell that runs to be sent again were planned otherwise since, or that the files of the plan were edited."""
+    try:
+        plan = planfile.read(workspace.plan_file)
+    except (OSError, ValueError):
+        return  # nothing is planned here, so there is nothing to differ from
+    sent = {spec.run_id: spec.label for spec in specs if spec.target == plan.target}
+    if otherwise := [sent[run_id] for run_id in _planned_otherwise(workspace, plan) if run_id in sent]:
+        more = f" and {len(otherwise) - 1} more" if len(otherwise) > 1 else ""
+        output.talk(f"note: planned otherwise since they were sent: {otherwise[0]}{more}; {_WAY_ON}")
+    elif edited := _edited(workspace, plan) if sent else []:
+        output.talk(f"note: the {' and the '.join(edited)} says otherwise than the last plan; {_WAY_ON}")
+
+
+def _planned_otherwise(workspace: Workspace, plan: Plan) -> list[str]:
+    """Run ids whose job script in the plan is not the one that was sent last to its cluster for their shape."""
+    folder = SiteFolder(workspace.runs, plan.target)
+    new = {script.shape for script in plan.scripts if folder.script(asdict(script.shape)) != script.text}
+    return [run.cell.run_id for run in plan.runs if run.shape in new]
+
+
+def _edited(workspace: Workspace, plan: Plan) -> list[str]:
+    """Which sources of the plan were edited; a file that is gone or has mistakes is another verb's to tell of."""
+    found = []
+    try:
+        if experiments.load(workspace.experiment, []).digest != plan.digests["experiment"]:
+            found.append("experiment file")
+    except OrchestrateError:
+        pass
+    if plan.site is None:
+        return found
+    try:
+        named = os.environ.get("ORCHESTRATE_CLUSTER")
+        profile = clusters.choose(
+            local=False, named=Path(named) if named else None, cwd=Path.cwd(), hostname=socket.gethostname()
+        )
+    except OrchestrateError:
+        return found
+    if profile is not None and profile.name == plan.target and profile.digest != plan.digests["cluster"]:
+        found.append("cluster file")
+    return found
