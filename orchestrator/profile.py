@@ -144,6 +144,16 @@ def _absolute(value: str, info: ValidationInfo) -> str:
     return path
 
 
+def _on_nodes(value: str, info: ValidationInfo) -> str:
+    """A folder whose variables have their values on compute nodes only."""
+    path = _line(value)
+    for word in re.findall(r"\{\w+\}", path):
+        path = path.replace(word, expand(word, info.context or {}))
+    if path and path[0] not in "/$":
+        raise refuse(f"{show(value)} is not an absolute path", 'write a folder of the node, such as "$TMPDIR"')
+    return path
+
+
 Line = Annotated[str, AfterValidator(_line)]
 Directive = Annotated[str, AfterValidator(_directive)]
 Folder = Annotated[str, AfterValidator(_absolute)]
@@ -366,6 +376,8 @@ class ClusterProfile(_Table):
     accounting: Annotated[Accounting, _word(Accounting)] = Accounting.AUTO
     scratch: Folder = ""
     data: Folder = ""
+    stage: Annotated[str, AfterValidator(_on_nodes)] = ""
+    """Folder of each node to which jobs copy their data set first; its variables are the node's."""
     python: Annotated[str, AfterValidator(_absolute), AfterValidator(lambda path: path or sys.executable)] = Field(
         "", validate_default=True
     )

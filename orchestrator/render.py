@@ -178,6 +178,8 @@ def _environment(shape: ResourceShape, profile: ClusterProfile, nodes: CpuNodes 
         # Compute nodes often have no way out; a download must fail at once and not after a time-out.
         "HF_HUB_OFFLINE": "1",
     }
+    if profile.stage:
+        environment["ORCHESTRATE_STAGE"] = profile.stage
     if isinstance(nodes, GpuNodes) and nodes.vendor is Vendor.NVIDIA:
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if nodes.cpus_by is CpusBy.TASK and profile.launcher is not Launcher.NONE:

@@ -191,5 +191,6 @@ DECLARATION = DatasetDeclaration(
     digest=_digest,
     prepare=_prepare,
     load=_load,
+    folder=located,
     members=_members,
 )

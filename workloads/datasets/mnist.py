@@ -245,6 +245,7 @@ DECLARATION = DatasetDeclaration(
     summary="70,000 handwritten digits, 28 x 28 gray, in torchvision's layout below the data root.",
     packages=("numpy",),
     needs_root=True,
+    folder=lambda root, _name: raw_folder(root),
     shape=_shape,
     check=_check,
     digest=_digest,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from pathlib import Path
 
-from workloads import registry
+from workloads import registry, staging
 from workloads.contract import TrainConfig
 from workloads.datasets.images import ImageData
 from workloads.datasets.sequences import SequenceData
@@ -41,8 +40,7 @@ def load_data(job: Job) -> ImageData | SequenceData:
     declaration = registry.find(registry.datasets(), config.dataset)
     if declaration is None:
         raise InputError(f"no data set is named {config.dataset!r} here")
-    root = Path(job.spec.data_root) if job.spec.data_root else None
-    data = declaration.load(root, config.dataset, config)
+    data = declaration.load(staging.data_root(job, declaration), config.dataset, config)
     planned = job.spec.dataset_digest
     if planned and data.digest and data.digest != planned:
         raise DatasetError(
