@@ -21,6 +21,7 @@
     RUNS/sites/<target>/               a cluster's limits, job scripts and newest answers
     RUNS/queue/                        local mode's queue (see orchestrator.executors.local)
     RUNS/snapshots/                    the code that was submitted (see workloads.frozen)
+    RUNS/.trash/                       what an orchestrate clean is removing, or was when it was killed
 
 Compute nodes only write here and never open the database.
 """
