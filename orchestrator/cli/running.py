@@ -26,6 +26,7 @@ from orchestrator.cli.workspace import (
     Workspace,
 )
 from orchestrator.errors import InputError, OperationError, PartlyDoneError
+from orchestrator.sbatch import QueueChoice
 
 if TYPE_CHECKING:
     from orchestrator.cli.waiting import Shepherd
@@ -47,6 +48,14 @@ WatchOption = Annotated[
 ]
 
 
+QueueOption = Annotated[
+    QueueChoice | None,
+    typer.Option(
+        "--queue", help="Of the queues that take a run: the first of the cluster file, or where it starts earliest."
+    ),
+]
+
+
 @app.command()
 def submit(
     experiment: ExperimentOption = DEFAULT_EXPERIMENT,
@@ -54,6 +63,7 @@ def submit(
     cluster: ClusterOption = None,
     sets: SetOption = None,
     stale: Annotated[bool, typer.Option("--stale", help="Also run again what is done but out of date.")] = False,
+    queue: QueueOption = None,
     max_gpu_hours: Annotated[
         float | None,
         typer.Option(help="Send nothing when time limits × GPUs, with what is under way of it, come to more."),
@@ -90,7 +100,8 @@ def submit(
         # Read before the plan is made: who sends a run in between has it, and we leave it out.
         newest.clear()
         newest.update(_newest_attempts(workspace))
-        return planner.current(workspace, local=local, cluster=cluster, sets=sets or [])
+        plan = planner.current(workspace, local=local, cluster=cluster, sets=sets or [])
+        return plan if queue is None else _with_queue(plan, queue)
 
     def send(plan: Plan, only: Collection[str] | None = None, snapshot: str = "") -> Submitted:
         return submitter.submit(
@@ -273,6 +284,12 @@ def retry(
             _wait(workspace, [s.run_id for s in done.sent], "retry --wait", recover=recover)
     finally:
         _complain(done)
+
+
+def _with_queue(plan: Plan, choice: QueueChoice) -> Plan:
+    if plan.site is None:
+        raise InputError("--queue chooses among the queues of a cluster, and these runs go to this machine")
+    return replace(plan, site=replace(plan.site, queue_choice=choice.value))
 
 
 def _newest_attempts(workspace: Workspace) -> dict[str, int]:

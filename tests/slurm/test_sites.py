@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.docs.test_readme import _shape as shape_of
 from tests.slurm.lab import Lab
-from tests.slurm.study import DEFAULTS, Study, number_sent
+from tests.slurm.study import DEFAULTS, ROOT, Study, number_sent
 
 pytestmark = pytest.mark.slurm
 
@@ -37,7 +40,9 @@ def go_through(lab: Lab, folder: Path) -> dict[str, object]:
     assert (folder / "cluster.toml").read_text() == written
     content = tomllib.loads(written)["cluster"]["lab"]
     assert list(content["gpu"]) == ["a100", "a30"] and content["array_index_max"] == 1000
-    assert [queue["partition"] for queue in content["cpu"]["queue"]] == ["public", "htc"], "closed takes no jobs"
+    queues = {queue["partition"]: queue.get("preemptable", False) for queue in content["cpu"]["queue"]}
+    assert queues == {"public": False, "htc": False, "urgent": False, "ended": True, "requeued": True}, "none is closed"
+    assert next(iter(queues)) == "public", "the partition that Slurm takes by itself comes first"
     return content
 
 
@@ -51,6 +56,25 @@ def test_a_cluster_file_for_a_site_with_accounting(accounting_lab: Lab, tmp_path
     """It names the user's account, and submits unchanged."""
     content = go_through(accounting_lab, tmp_path / "study")
     assert (content["account"], content["accounting"]) == ("group", "auto")
+
+
+def test_the_page_leads_from_nothing_to_the_first_table(lab: Lab, tmp_path: Path) -> None:
+    """Every command of docs/slurm.md's transcripts runs in order in an empty folder, with the experiment that the page
+    shows; every line shown is printed again, but for numbers."""
+    page = (ROOT / "docs" / "slurm.md").read_text(encoding="utf-8")
+    study = Study(lab, tmp_path)
+    (tmp_path / "experiment.toml").write_text(re.findall(r"```toml\n(name = .*?)```", page, re.DOTALL)[0])
+    lines = "".join(re.findall(r"```console\n(.*?)```", page, re.DOTALL)).splitlines()
+    printed: list[str] = []
+    for line in lines:
+        if line.startswith("$ "):
+            program, *argv = shlex.split(line[2:])
+            assert program == "orchestrate"
+            done = study.run(*argv)
+            printed = [shape_of(text) for text in (done.stdout + done.stderr).splitlines()]
+        elif line.strip() != "...":
+            assert shape_of(line) in printed, f"{line!r} not among\n" + "\n".join(printed)
+    assert sum(line.startswith("$ ") for line in lines) >= 5
 
 
 @contextlib.contextmanager

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from orchestrator import cluster, lint, resources
+from orchestrator import cli, cluster, lint, resources
 from orchestrator.executors import slurm_commands, slurm_queues
 from orchestrator.executors.slurm_commands import Answer
 from orchestrator.executors.slurm_records import Pair
@@ -95,3 +96,14 @@ def test_every_queue_that_takes_a_shape_is_offered() -> None:
     for limit_s, names in ((3600, ["htc/public", "public/public"]), (5 * 3600, ["public/public"])):
         shape = lint.request(sol, "a100:2", limit_s).shape
         assert shape is not None and [str(queue) for queue in resources.queues(sol, shape)] == names
+
+
+def test_this_machine_has_no_queues_to_choose_among(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--queue beside --local is a mistake, said before anything is sent."""
+    (tmp_path / "experiment.toml").write_text(
+        'name = "x"\n[defaults]\nmodel = "cnn"\ndataset = "digits"\nstrategy = "probe"\nhardware = "cpu:1"\n'
+    )
+    with contextlib.chdir(tmp_path):
+        code = cli.run(["submit", "--local", "--queue", "earliest"])
+    assert code == 2 and "--queue chooses among the queues of a cluster" in capsys.readouterr().err
+    assert not (tmp_path / "results.db").exists()
