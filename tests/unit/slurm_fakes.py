@@ -1,0 +1,62 @@
+"""A cluster of fakes: real programs on PATH, one script by several names, that answer what a test has laid out."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.executors import slurm_queries
+from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, Task
+
+FAKE = """#!/bin/sh
+name=$(basename "$0")
+echo "$name $*" >>{folder}/calls
+cat {folder}/$name.out 2>/dev/null
+if [ -e {folder}/$name.err ]; then cat {folder}/$name.err >&2; exit 1; fi
+"""
+SQUEUE = "77|{indices}|{name}|{state}|{elapsed}|n1|{reason}"
+
+
+class Fakes:
+    """A cluster of fakes: what each command answers lies in a file by its name."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **site: Any) -> None:
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        for name in ("sbatch", "squeue", "sacct", "scancel", "scontrol"):
+            (self.bin / name).write_text(FAKE.format(folder=self.bin))
+            (self.bin / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{self.bin}:/usr/bin:/bin")
+        self.answer("scontrol", "ClusterName = one\n")
+        self.site = Site(name="one", **{"poll_seconds": 60, **site})
+        self.runs = folder / "runs"
+        self.folder = SiteFolder(self.runs, "one")
+        self.folder.keep(self.site, {})
+
+    def answer(self, name: str, text: str = "", *, error: str = "") -> None:
+        (self.bin / f"{name}.out").write_text(text)
+        (self.bin / f"{name}.err").unlink(missing_ok=True)
+        if error:
+            (self.bin / f"{name}.err").write_text(error)
+
+    def calls(self, name: str) -> list[str]:
+        path = self.bin / "calls"
+        return [line for line in path.read_text().splitlines() if line.startswith(name)] if path.exists() else []
+
+    def array(self, tasks: int = 3, job_id: str | None = "77") -> ArrayRecord:
+        names = tuple(Task(f"{i:016x}", 1, f"token{i}") for i in range(tasks))
+        record = ArrayRecord(token="abc", target="one", tasks=names, asked_at=time.time() - 1, job_id=job_id)
+        return ArrayFolder(self.runs).write(record)
+
+    def poll(self, *records: ArrayRecord, fresh: bool = False) -> slurm_queries.Newest:
+        return slurm_queries.poll(self.folder, self.site, records, fresh=fresh)
+
+    def listed(self, record: ArrayRecord, *rows: tuple[str, str, str]) -> None:
+        lines = [
+            SQUEUE.format(indices=indices, name=record.name, state=state, elapsed="0:05", reason=reason)
+            for indices, state, reason in rows
+        ]
+        self.answer("squeue", "\n".join(lines) + "\n")

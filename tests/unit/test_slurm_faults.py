@@ -1,0 +1,151 @@
+"""What goes wrong on clusters and must change nothing: late accounting, clocks, names, folders, many ids at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.workspace import Workspace
+from orchestrator.executors import slurm_commands, slurm_queries
+from orchestrator.executors.protocol import Delivery, Verdict
+from orchestrator.executors.slurm import SlurmCluster
+from orchestrator.executors.slurm_commands import Answer
+from orchestrator.executors.slurm_records import shape_key
+from orchestrator.executors.slurm_states import ABSENCE_GRACE_S, FINISH_GRACE_S
+from tests.unit.slurm_fakes import Fakes
+from workloads.contract import Execution, Expectation, RunSpec, State, TrainConfig
+from workloads.rundir import AttemptDir, RunDir, jobs_folder, write_json
+
+TRAIN = TrainConfig(model="cnn", dataset="digits", strategy="probe", hardware="cpu:1", cpus=1)
+
+
+class Watched:
+    """Attempts of one array on a cluster of fakes, looked at again and again; the store keeps what each look says."""
+
+    def __init__(self, fakes: Fakes, monkeypatch: pytest.MonkeyPatch, tasks: int = 1) -> None:
+        self.fakes = fakes
+        self.record = fakes.array(tasks)
+        self.cluster = SlurmCluster(fakes.runs, fakes.site)
+        self.attempts = [(task.directory(fakes.runs).create(), task.token) for task in self.record.tasks]
+        self.states = [State.PENDING] * tasks
+        self._now = time.time()
+        monkeypatch.setattr(time, "time", lambda: self._now)
+
+    @property
+    def attempt(self) -> AttemptDir:
+        return self.attempts[0][0]
+
+    def look(self, after_s: float = 1.0, queue: Sequence[str] = (), accounting: Sequence[str] = ()) -> Verdict:
+        """The first attempt, when squeue and sacct say these words of it."""
+        self._now += after_s
+        self.fakes.listed(self.record, *(("0", word, "None") for word in queue))
+        rows = [f"77_0|{self.record.name}|{word}|0:0|12|n1" for word in accounting]
+        self.fakes.answer("sacct", "".join(f"{row}\n" for row in rows))
+        wanted = [(a, token, state) for (a, token), state in zip(self.attempts, self.states, strict=True)]
+        verdicts = self.cluster.look(wanted, fresh=True)
+        self.states = [verdict.state for verdict in verdicts]
+        return verdicts[0]
+
+
+@pytest.fixture
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    return Fakes(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def watched(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(fakes, monkeypatch)
+
+
+def test_accounting_that_lags_behind_the_queue_ends_nothing(watched: Watched) -> None:
+    """Not there yet, then still running when the queue has forgotten the job; only the end it tells is an end."""
+    for _ in range(2):
+        assert watched.look(queue=["PENDING"]).state is State.PENDING
+    write_json(watched.attempt.owner, {"job_id": "77_0"})
+    assert watched.look(queue=["RUNNING"]).state is State.RUNNING
+    for _ in range(3):
+        assert watched.look(after_s=300, accounting=["RUNNING"]).state is State.RUNNING
+    finishing = watched.look(accounting=["COMPLETED"])
+    assert (finishing.state, finishing.reason) == (State.RUNNING, "finishing")
+    ended = watched.look(after_s=FINISH_GRACE_S + 1, accounting=["COMPLETED"])
+    assert (ended.state, ended.reason) == (State.FAILED, "no_result")
+    assert not watched.fakes.calls("sbatch"), "nothing was sent again"
+
+
+def test_a_job_that_nobody_lists_is_lost_after_a_grace_and_not_before(watched: Watched) -> None:
+    assert watched.look().state is State.PENDING
+    unlisted = watched.look(after_s=ABSENCE_GRACE_S - 10)
+    assert (unlisted.state, unlisted.reason) == (State.PENDING, "unlisted")
+    lost = watched.look(after_s=20)
+    assert (lost.state, lost.message) == (State.LOST, "Slurm does not know the job, and it never started")
+
+
+@pytest.mark.parametrize("skew_s", [-600, 600])
+def test_a_node_whose_clock_is_wrong_makes_no_run_look_dead(watched: Watched, skew_s: float) -> None:
+    """Ten minutes behind or ahead: files of the future or the past are signs of life, and Slurm's word goes first."""
+    write_json(watched.attempt.owner, {"job_id": "77_0"})
+    told = time.time() + skew_s
+    os.utime(watched.attempt.owner, (told, told))
+    assert watched.look(queue=["RUNNING"]) == Verdict(State.RUNNING)
+    assert watched.look(after_s=ABSENCE_GRACE_S + 1).state is State.RUNNING
+    assert watched.look(queue=["RUNNING"]) == Verdict(State.RUNNING)
+
+
+def test_accounting_is_asked_from_a_day_before(watched: Watched) -> None:
+    """The controller's clock may be behind ours: a window that begins now would leave out what was just sent."""
+    unknown = watched.fakes.array(1, job_id=None)
+    watched.fakes.answer("squeue")
+    assert slurm_queries.find(watched.cluster._folder, watched.fakes.site, unknown) == []
+    (call,) = watched.fakes.calls("sacct")
+    (since,) = re.findall(r"--starttime=(\S+)", call)
+    assert time.mktime(time.strptime(since, "%Y-%m-%dT%H:%M:%S")) == pytest.approx(unknown.asked_at - 86400, abs=2)
+
+
+def test_five_hundred_are_cancelled_by_three_calls(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids from our records and nothing else: no names, no users."""
+    watched = Watched(fakes, monkeypatch, tasks=500)
+    watched.cluster.cancel(watched.attempts)
+    calls = fakes.calls("scancel")
+    assert [len(call.split()) - 1 for call in calls] == [200, 200, 100]
+    assert {word for call in calls for word in call.split()[1:]} == {f"77_{index}" for index in range(500)}
+
+
+def test_a_runs_folder_behind_a_link_is_named_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From another directory and through a link: jobs, store and logs get one absolute path."""
+    (tmp_path / "real" / "sub").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.chdir(tmp_path / "link" / "sub")
+    for given in ("../runs", f"{tmp_path}/link/runs", "./../../link/runs"):
+        assert Workspace.at(runs=Path(given)).runs == tmp_path / "real" / "runs"
+
+
+def test_what_sbatch_is_given_for_a_run_of_any_name(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short ASCII name; and the folder of logs is there, without which Slurm would fail the job without a word."""
+    (fakes.bin / "sbatch").write_text(f'#!/bin/sh\n[ -d "{jobs_folder(fakes.runs)}" ] && echo "$*" >&2 && echo 4242\n')
+    label = "résumé 实验/" * 40
+    spec = RunSpec(
+        run_id=TRAIN.run_id(),
+        label=label,
+        experiment=label,
+        train=TRAIN,
+        execution=Execution(),
+        expect=Expectation(ranks=1, nodes=1, gpus_per_node=0, cpus_per_rank=1),
+        target="one",
+        data_root="",
+    )
+    shape = {"nodes": 1}
+    fakes.folder.keep(fakes.site, {shape_key(shape): "#!/bin/bash\n"})
+    given: list[Answer] = []
+    run = slurm_commands.run
+    monkeypatch.setattr(slurm_commands, "run", lambda *argv, **more: given.append(run(*argv, **more)) or given[-1])
+    attempt = RunDir.of(fakes.runs, spec.run_id).attempt(1)
+    (receipt,) = SlurmCluster(fakes.runs, fakes.site).send([Delivery("t", attempt, spec, shape)])
+    assert (receipt.state, receipt.job_id) == (State.PENDING, "4242_0")
+    (sent,) = (answer for answer in given if answer.argv[0] == "sbatch")
+    assert re.search(r"--job-name=orc-[0-9a-f]{16} ", sent.stderr)
+    assert all(word.isascii() and len(word) < 255 for word in sent.argv)
