@@ -2,9 +2,9 @@
 
     1. outbox      the specs of all runs to send, in one file
     2. store       one intent with a token for each run that nobody else is sending, in one transaction
-    3. run folder  spec.json, attempts/N/submission.json
-    4. executor    the attempt itself
-    5. store       pending; the outbox file goes
+    3. run folder  spec.json
+    4. executor    the attempt itself, attempts/N/submission.json
+    5. store       pending; the outbox file may go
 
 After a kill between any two of these, :func:`resume` finds the intents that were not handed over and goes on from
 there; handing over twice does no harm, as an attempt starts at most once. Two submits at once are kept apart by step 2.
@@ -35,7 +35,7 @@ from orchestrator.executors.slurm import check_here
 from orchestrator.executors.slurm_records import SiteFolder, shape_key
 from orchestrator.resources import LOCAL
 from workloads.contract import RunSpec, State
-from workloads.rundir import RunDir, read_json, write_bytes, write_json
+from workloads.rundir import RunDir, read_json, write_bytes
 
 if TYPE_CHECKING:
     from db.engine import Store
@@ -188,7 +188,8 @@ def send(
             receipts = _hand_over(store, runs, target, recorded)
             # Its specs are in the runs' folders, but a power cut could still lose them there.
             os.replace(outbox, outbox.with_suffix(_SENT))
-        _clear_outbox(runs)
+        if alone:
+            _clear_outbox(runs)
     carrier.wake()
     said = {receipt.token: receipt for receipt in receipts}
     done = [Sent(i.run_id, i.attempt, i.token) for i in intents if said[i.token].state is State.PENDING]
@@ -327,22 +328,17 @@ def _hand_over(
         run = RunDir.of(runs, sent.run_id)
         if _spec_of(run) != spec:
             run.write_spec(spec, durable=False)
-        attempt = run.attempt(sent.attempt).create()
-        # A supervisor may have put its job id there, when this is done for the second time.
-        if not attempt.submission.exists():
-            about = {
-                "token": sent.token,
-                "target": target,
-                "attempt": sent.attempt,
-                "job_id": None,
-                "submitted_at": recorded.submitted_at,
-                "time_limit_s": spec.execution.time_limit_s,
-                "snapshot": spec.snapshot,
-                "shape": dict(recorded.shape),
-                "recovery": recorded.recovery,
-            }
-            write_json(attempt.submission, about, durable=False)
-        deliveries.append(Delivery(sent.token, attempt, spec, recorded.shape))
+        about = {
+            "token": sent.token,
+            "target": target,
+            "attempt": sent.attempt,
+            "submitted_at": recorded.submitted_at,
+            "time_limit_s": spec.execution.time_limit_s,
+            "snapshot": spec.snapshot,
+            "shape": recorded.shape,
+            "recovery": recorded.recovery,
+        }
+        deliveries.append(Delivery(sent.token, run.attempt(sent.attempt), spec, recorded.shape, about))
     carrier = tracker.executor(target, runs)
     assert carrier is not None, "nothing is recorded for a target that cannot be reached"
     receipts = carrier.send(deliveries, patient=patient)
@@ -352,6 +348,8 @@ def _hand_over(
         attempt = places[receipt.token].attempt
         if receipt.state is State.PLANNED:
             continue
+        if receipt.state is not State.PENDING:
+            places[receipt.token].introduce()
         if receipt.state is State.FAILED:
             Exit(receipt.state, receipt.reason, receipt.message).write(attempt)
         run_id = places[receipt.token].spec.run_id

@@ -26,7 +26,7 @@ from workloads import frozen, provenance, registry, slurm_start
 from workloads.contract import RANK_LOST, RunResult, State
 from workloads.errors import InputError, JobError, OrchestrateError
 from workloads.job import Events, Interrupted, Job, Orders, say
-from workloads.rundir import AttemptDir, RunDir
+from workloads.rundir import AttemptDir, RunDir, attempt_of_task
 from workloads.watchdog import Pulse
 from workloads.world import World, check, visible_gpus
 
@@ -98,6 +98,16 @@ def run(run_dir: str, attempt: int) -> None:
         _leave(ExitCode.UNWRITABLE)
     events.write("end", state=State.SUCCEEDED.value)
     events.close()
+
+
+def run_task(array: str) -> None:
+    """Carry out the attempt of this task of a Slurm array on this rank, as :func:`run` does.
+
+    Args:
+        array: the array's folder, where its record is.
+    """
+    attempt = attempt_of_task(Path(array), int(os.environ["SLURM_ARRAY_TASK_ID"]))
+    run(str(attempt.path.parent.parent), attempt.number)
 
 
 def _carry_out(

@@ -9,7 +9,7 @@
             rendezvous.json            where rank 0 listens for the others
             hang.<rank>.txt            stacks, when the rank's watchdog fired
             result.json                temp + rename; its presence is the end of the attempt in the job's own words
-            submission.json            token, target and job id; written by the submitter before and after it sends
+            submission.json            token, target, shape, job id; written by who sends it, once it is sent
             exit.json                  how a supervisor (local mode) or the tracker saw the attempt end
             held                       it is not to be sent again by itself: somebody cancelled the ended run
             job/                       submitit's folder in local mode: pickles and rank logs
@@ -17,7 +17,8 @@
                 owner.json             Slurm: the job that carries it out, created at most once
     RUNS/jobs/<job id>/                submitit's folder of a Slurm array: pickles and rank logs
     RUNS/jobs/slurm-<job id>_<i>.out   what the job script itself said
-    RUNS/jobs/orc-<token>/             an array from before its sbatch on (see orchestrator.executors.slurm_records)
+    RUNS/jobs/orc-<token>/             an array from before its sbatch on (see orchestrator.executors.slurm_records):
+        array.json                     which attempt each task is
     RUNS/sites/<target>/               a cluster's limits, job scripts and newest answers
     RUNS/queue/                        local mode's queue (see orchestrator.executors.local)
     RUNS/snapshots/                    the code that was submitted (see workloads.frozen)
@@ -252,6 +253,17 @@ def _make_folders(path: Path) -> None:
 def jobs_folder(runs: Path) -> Path:
     """Where submitit keeps the pickles and rank logs of Slurm arrays."""
     return runs / "jobs"
+
+
+def array_file(array: Path) -> Path:
+    """The record of a Slurm array, in its folder: which attempt each of its tasks is."""
+    return array / "array.json"
+
+
+def attempt_of_task(array: Path, index: int) -> AttemptDir:
+    """The attempt that a task of a Slurm array carries out."""
+    run_id, attempt, *_ = read_json(array_file(array))["tasks"][index]
+    return RunDir.of(array.parent.parent, run_id).attempt(attempt)
 
 
 def sites_folder(runs: Path) -> Path:

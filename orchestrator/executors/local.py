@@ -53,13 +53,14 @@ class LocalExecutor:
         return None
 
     def send(self, deliveries: Sequence[Delivery], *, patient: bool = True) -> list[Receipt]:  # noqa: ARG002
-        """Put attempts into the queue, in order. Their directories and specs are in place."""
+        """Put attempts into the queue, in order. Their specs are in place."""
         self._folder.create()
         machine = local_machine()
         environ = carried(os.environ)
         environ.pop(processes.TOKEN_VARIABLE, None)
         now = time.time()
         for number, delivery in enumerate(deliveries):
+            delivery.introduce()
             expect = delivery.spec.expect
             kind = Hardware.parse(delivery.spec.train.hardware).kind
             entry = Entry(

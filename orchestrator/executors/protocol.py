@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from workloads.contract import RunSpec, State
-from workloads.rundir import AttemptDir
+from workloads.rundir import AttemptDir, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,14 @@ class Delivery:
     spec: RunSpec
     shape: Mapping[str, Any] = field(default_factory=dict)
     """Its resource shape."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What ``submission.json`` says of it, but for the job id."""
+
+    def introduce(self) -> None:
+        """Make the attempt's folder and its ``submission.json``; one that is there stays, as it may have the job id."""
+        self.attempt.create()
+        if self.about and not self.attempt.submission.exists():
+            write_json(self.attempt.submission, {**self.about, "job_id": None}, durable=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,12 @@ from orchestrator.executors import at_work, slurm_commands, slurm_queries, slurm
 from orchestrator.executors.endings import Exit, first_failure, hung_ranks, own_verdict, since_start
 from orchestrator.executors.protocol import Delivery, Receipt, Verdict
 from orchestrator.executors.slurm_queries import Newest, Seen, SeenArray
-from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, Task, shape_key
+from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, shape_key
 from orchestrator.executors.slurm_states import TOLD_TO_END, Phase, Witnesses, rank_codes_in, verdict
 from orchestrator.quantities import format_memory, parse_time_limit
 from workloads import frozen
 from workloads.contract import State
-from workloads.rundir import AttemptDir, RunDir, jobs_folder, read_json, write_json
+from workloads.rundir import AttemptDir, jobs_folder, read_json, write_json
 
 log = logging.getLogger(__name__)
 
@@ -225,16 +225,15 @@ class SlurmCluster:
     def _send_array(self, chunk: Sequence[Delivery], *, patient: bool) -> list[Receipt]:
         from orchestrator.executors import slurm_array
         from orchestrator.executors.slurm_array import Fate, Parcel, SubmissionError
-        from workloads.entry import run
+        from workloads.entry import run_task
 
         script = self._folder.script(chunk[0].shape)
         if script is None:
             what = f"no job script of this shape is kept for {self._site.name}; orchestrate submit plans and sends it"
             return [Receipt(d.token, State.FAILED, reason="no_script", message=what) for d in chunk]
-        tasks = [Task(d.spec.run_id, d.attempt.number, d.token) for d in chunk]
         # Slurm opens a job's output before its script can make a folder, and fails the job where there is none.
         jobs_folder(self._runs).mkdir(parents=True, exist_ok=True)
-        record = self._arrays.write(ArrayRecord.new(self._site.name, tasks))
+        record = self._arrays.write(ArrayRecord.new(self._site.name, chunk))
         spec = chunk[0].spec
         others = chunk[0].shape.get("arguments", {})
         record, queue = self._choose_queue(record, chunk, others)
@@ -243,26 +242,26 @@ class SlurmCluster:
             script=script,
             name=record.name,
             staging=self._arrays.of(record),
+            num_tasks=len(chunk),
             num_ranks=spec.expect.ranks,
             parallel=self._site.array_parallel,
             minutes=-(-spec.execution.time_limit_s // 60),
             arguments=(*(f"--{name}={value}" for name, value in others.items()), *queue),
         )
-        calls = [(str(RunDir.of(self._runs, task.run_id).path), task.attempt) for task in tasks]
 
         def accepted(job_id: str) -> None:
             nonlocal record
             record = self._arrays.write(replace(record, job_id=job_id))
 
         try:
-            slurm_array.send(jobs_folder(self._runs), parcel, run, calls, on_accepted=accepted)
+            slurm_array.send(jobs_folder(self._runs), parcel, run_task, on_accepted=accepted)
         except SubmissionError as error:
             if error.fate is Fate.REFUSED:
                 self._arrays.discard(record)
                 said = error.answer.text or f"sbatch ended with exit code {error.answer.exit_code} and said nothing"
                 if _SUBMIT_LIMIT.search(said):
-                    return [Receipt(t.token, State.PLANNED, reason=NO_ROOM, message=said) for t in tasks]
-                return [Receipt(t.token, State.FAILED, reason="refused", message=said) for t in tasks]
+                    return [Receipt(d.token, State.PLANNED, reason=NO_ROOM, message=said) for d in chunk]
+                return [Receipt(d.token, State.FAILED, reason="refused", message=said) for d in chunk]
             log.warning("sbatch did not say whether it took %s: %s", record.name, error.answer.text)
             return self._settle(record, patient=patient)
         return self._sent(record)
@@ -287,15 +286,11 @@ class SlurmCluster:
 
     def _sent(self, record: ArrayRecord) -> list[Receipt]:
         """Tell every attempt its job's number."""
-        chosen = {k: v for k in ("partition", "qos", "expected_start") if (v := getattr(record, k))}
         for index, task in enumerate(record.tasks):
             attempt = task.directory(self._runs)
-            job_id = f"{record.job_id}_{index}"
-            submission = _object(attempt.submission)
-            if submission.get("job_id") != job_id:
+            if _object(attempt.submission).get("job_id") != f"{record.job_id}_{index}":
                 attempt.create()
-                known = {"token": task.token, "target": record.target, "attempt": task.attempt}
-                write_json(attempt.submission, {**known, **submission, **chosen, "job_id": job_id}, durable=False)
+                write_json(attempt.submission, record.submission(index), durable=False)
         return [
             Receipt(task.token, State.PENDING, job_id=f"{record.job_id}_{index}", reason="queued")
             for index, task in enumerate(record.tasks)
@@ -330,17 +325,14 @@ class SlurmCluster:
 
     def _adopt(self, record: ArrayRecord, job_ids: Sequence[str]) -> list[Receipt]:
         from orchestrator.executors import slurm_array
-        from orchestrator.executors.slurm_array import Parcel
 
         if record.job_id is None:
             record = self._arrays.write(replace(record, job_id=job_ids[0]))
         for other in job_ids[1:]:
             log.warning("job %s is a second one of %s: cancelled", other, record.name)
             slurm_commands.run("scancel", f"--name={record.name}", other)
-        staging = self._arrays.of(record)
-        parcel = Parcel(script="", name=record.name, staging=staging, num_ranks=1, parallel=0, minutes=1)
         assert record.job_id is not None
-        slurm_array.name_calls(jobs_folder(self._runs) / "%A", parcel, record.job_id, len(record.tasks))
+        slurm_array.name_script(jobs_folder(self._runs), self._arrays.of(record), record.job_id)
         return self._sent(record)
 
     # --- looking ---

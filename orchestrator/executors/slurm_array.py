@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -70,8 +70,10 @@ class Parcel:
     script: str
     name: str
     staging: Path
-    """A folder by the array's name, where its calls wait for the job's number."""
+    """A folder by the array's name, where its call lies."""
+    num_tasks: int
     num_ranks: int
+    """Of each task."""
     parallel: int
     """Tasks at once; 0 for all."""
     minutes: int
@@ -82,8 +84,9 @@ class Parcel:
 class ArrayExecutor(SlurmExecutor):
     """Sends arrays whose script is given. Pickles, logs and ``Job`` objects are submitit's.
 
-    The calls are on disk before ``sbatch``, under the array's name, where the script finds them: submitit's own way,
-    which moves them afterwards, leaves tasks without a call when the submitting process ends in between.
+    One call serves all tasks, and is on disk before ``sbatch``, under the array's name, where the script finds it:
+    submitit's own way, a pickle a task that is moved afterwards, leaves tasks without a call when the submitting
+    process ends in between.
     """
 
     def __init__(self, folder: Path, parcel: Parcel, *, on_accepted: Callable[[str], None]) -> None:
@@ -100,62 +103,59 @@ class ArrayExecutor(SlurmExecutor):
     def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Job[Any]]:
         parcel = self._parcel
         parcel.staging.mkdir(parents=True, exist_ok=True)
-        for index, delayed in enumerate(delayed_submissions):
-            delayed.set_timeout(parcel.minutes, self.max_num_timeout)
-            delayed.dump(call_path(parcel.staging, index))
-        script = parcel.staging / "script.sh"
+        (delayed,) = delayed_submissions
+        delayed.set_timeout(parcel.minutes, self.max_num_timeout)
+        delayed.dump(parcel.staging / "call.pkl")
+        script = _script(parcel.staging)
         script.write_text(self._make_submission_file_text("", parcel.name), encoding="utf-8", newline="\n")
-        answer = slurm_commands.run(
-            *self._array_command(script, len(delayed_submissions)), timeout_s=slurm_commands.SBATCH_TIMEOUT_S
-        )
+        answer = slurm_commands.run(*self._array_command(script), timeout_s=slurm_commands.SBATCH_TIMEOUT_S)
         outcome, job_id = fate(answer)
         if job_id is None:
             raise SubmissionError(outcome, answer)
         self._on_accepted(job_id)
-        return name_calls(self.folder, parcel, job_id, len(delayed_submissions))
+        return [name_script(self.folder.parent, parcel.staging, job_id, num_ranks=parcel.num_ranks)]
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002 (submitit's signature)
         return self._parcel.script
 
-    def _array_command(self, script: Path, count: int) -> list[str]:
+    def _array_command(self, script: Path) -> list[str]:
         throttle = f"%{self._parcel.parallel}" if self._parcel.parallel else ""
-        array = f"--array=0-{count - 1}{throttle}"
+        array = f"--array=0-{self._parcel.num_tasks - 1}{throttle}"
         return ["sbatch", "--parsable", f"--job-name={self._parcel.name}", array, *self._parcel.arguments, str(script)]
 
 
-def call_path(staging: Path, index: int) -> Path:
-    """Where the call of a task waits until the job's number is known."""
-    return staging / f"{index}.pkl"
+def _script(staging: Path) -> Path:
+    return staging / "script.sh"
 
 
-def name_calls(folder: Path, parcel: Parcel, job_id: str, count: int) -> list[Job[Any]]:
-    """Give calls and script the names by the job's number that submitit expects; may be done again."""
-    tasks = list(range(parcel.num_ranks))
-    jobs: list[Job[Any]] = [SlurmJob(folder=folder, job_id=f"{job_id}_{index}", tasks=tasks) for index in range(count)]
-    for index, job in enumerate(jobs):
-        if call_path(parcel.staging, index).exists() and not job.paths.submitted_pickle.exists():
-            job.paths.move_temporary_file(call_path(parcel.staging, index), "submitted_pickle")
-    script = parcel.staging / "script.sh"
-    if jobs and script.exists() and not jobs[0].paths.submission_file.exists():
-        jobs[0].paths.move_temporary_file(script, "submission_file")
-    return jobs
+def name_script(folder: Path, staging: Path, job_id: str, *, num_ranks: int = 1) -> Job[Any]:
+    """Give the script the name by the job's number that submitit expects; may be done again.
+
+    Returns:
+        submitit's view of the array's first task.
+    """
+    job: Job[Any] = SlurmJob(folder=folder / "%A", job_id=f"{job_id}_0", tasks=list(range(num_ranks)))
+    if _script(staging).exists() and not job.paths.submission_file.exists():
+        job.paths.move_temporary_file(_script(staging), "submission_file")
+    return job
 
 
 def send(
-    folder: Path,
-    parcel: Parcel,
-    call: Callable[..., Any],
-    arguments: Sequence[tuple[Any, ...]],
-    *,
-    on_accepted: Callable[[str], None],
-) -> list[Job[Any]]:
-    """Send one array: a task for each tuple of arguments, in order.
+    folder: Path, parcel: Parcel, call: Callable[[str], Any], *, on_accepted: Callable[[str], None]
+) -> Job[Any]:
+    """Send one array. ``call`` is made in each task, with the array's folder.
 
     Args:
+        folder: of all arrays.
+        parcel: the array.
+        call: a function that compute nodes can import.
         on_accepted: told the job's number as soon as it is known.
+
+    Returns:
+        submitit's view of the first task.
 
     Raises:
         SubmissionError: ``sbatch`` refused, or did not say.
     """
     executor = ArrayExecutor(folder, parcel, on_accepted=on_accepted)
-    return executor.map_array(call, *zip(*arguments, strict=True))
+    return executor.submit(call, str(parcel.staging))

@@ -5,7 +5,7 @@
     RUNS/sites/<target>/newest.json          what Slurm last said (orchestrator.executors.slurm_queries)
     RUNS/jobs/orc-<token>/array.json         one array, whole before its sbatch: index -> attempt (ArrayRecord)
     RUNS/jobs/orc-<token>/code               folder that comes first on the path of its tasks
-    RUNS/jobs/orc-<token>/<index>.pkl        submitit's calls until the job's number is known
+    RUNS/jobs/orc-<token>/call.pkl           submitit's call, the same for all tasks: array.json tells each its attempt
     RUNS/jobs/orc-<token>/cancel.<index>     somebody asked for the end of this task
     RUNS/jobs/orc-<token>/ended              nothing of it goes on any more
 
@@ -26,9 +26,19 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from workloads.rundir import AttemptDir, RunDir, jobs_folder, read_json, sites_folder, write_bytes, write_json
+from workloads.rundir import (
+    AttemptDir,
+    RunDir,
+    array_file,
+    jobs_folder,
+    read_json,
+    sites_folder,
+    write_bytes,
+    write_json,
+)
 
 if TYPE_CHECKING:
+    from orchestrator.executors.protocol import Delivery
     from orchestrator.profile import ClusterProfile, Nodes
 
 JOB_NAME_PREFIX = "orc-"
@@ -160,6 +170,8 @@ class Task:
     run_id: str
     attempt: int
     token: str
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What its ``submission.json`` says that is not the same for the whole array."""
 
     def directory(self, runs: Path) -> AttemptDir:
         return RunDir.of(runs, self.run_id).attempt(self.attempt)
@@ -174,6 +186,8 @@ class ArrayRecord:
     tasks: tuple[Task, ...]
     asked_at: float
     """Seconds since the epoch, before ``sbatch``."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What ``submission.json`` of each attempt says, as far as it is the same for all."""
     job_id: str | None = None
     """None until Slurm is known to have it."""
     missed_at: float | None = None
@@ -190,8 +204,26 @@ class ArrayRecord:
         return JOB_NAME_PREFIX + self.token
 
     @classmethod
-    def new(cls, target: str, tasks: Sequence[Task]) -> Self:
-        return cls(token=uuid.uuid4().hex[:16], target=target, tasks=tuple(tasks), asked_at=time.time())
+    def new(cls, target: str, deliveries: Sequence[Delivery]) -> Self:
+        own = {"token", "attempt"}
+        about = {k: v for k, v in deliveries[0].about.items() if k not in own}
+        tasks = tuple(
+            Task(
+                d.spec.run_id,
+                d.attempt.number,
+                d.token,
+                {k: v for k, v in d.about.items() if k not in own and about.get(k) != v},
+            )
+            for d in deliveries
+        )
+        return cls(token=uuid.uuid4().hex[:16], target=target, tasks=tasks, asked_at=time.time(), about=about)
+
+    def submission(self, index: int) -> dict[str, Any]:
+        """The content of ``submission.json`` of a task's attempt, once the job's number is known."""
+        task = self.tasks[index]
+        chosen = {k: v for k in ("partition", "qos", "expected_start") if (v := getattr(self, k))}
+        own = {"token": task.token, "target": self.target, "attempt": task.attempt, "job_id": f"{self.job_id}_{index}"}
+        return {**own, **self.about, **task.about, **chosen}
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
@@ -214,8 +246,9 @@ class ArrayFolder:
     def write(self, record: ArrayRecord) -> ArrayRecord:
         """Make a record durable; returns it."""
         self.of(record).mkdir(parents=True, exist_ok=True)
-        data = asdict(record) | {"tasks": [[t.run_id, t.attempt, t.token] for t in record.tasks]}
-        write_json(self.of(record) / "array.json", data)
+        tasks = [[t.run_id, t.attempt, t.token, *([t.about] if t.about else [])] for t in record.tasks]
+        data = {f.name: getattr(record, f.name) for f in fields(record)} | {"tasks": tasks}
+        write_json(array_file(self.of(record)), data)
         return record
 
     def keep_code(self, record: ArrayRecord, folder: str) -> None:
@@ -229,7 +262,7 @@ class ArrayFolder:
     def discard(self, record: ArrayRecord) -> None:
         """Forget an array that Slurm does not have. The record goes first: without it the tasks were never sent."""
         with contextlib.suppress(FileNotFoundError):
-            (self.of(record) / "array.json").unlink()
+            array_file(self.of(record)).unlink()
         shutil.rmtree(self.of(record), ignore_errors=True)
 
     def open(self, target: str) -> Iterator[ArrayRecord]:

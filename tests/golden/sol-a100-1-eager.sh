@@ -44,10 +44,10 @@ job="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
 folder=/scratch/me/study/runs/jobs/"$job"
 mkdir -p -- "$folder" || fail 93 "cannot make $folder: is it on a disk that compute nodes see?"
 log="$folder/$job${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
-# What to run lies under the job's name until submit knows its number, and stays there if submit was stopped before that.
-call=/scratch/me/study/runs/jobs/"$SLURM_JOB_NAME/$SLURM_ARRAY_TASK_ID.pkl"
+# What to run is the same for all tasks, and lies under the job's name: its number is not known before it is sent.
+call=/scratch/me/study/runs/jobs/"$SLURM_JOB_NAME/call.pkl"
 if [ -e "$call" ] && [ ! -e "${log}_submitted.pkl" ]; then
-    cp -- "$call" "$log.call" && mv -- "$log.call" "${log}_submitted.pkl"
+    ln -- "$call" "${log}_submitted.pkl" 2>/dev/null || cp -- "$call" "${log}_submitted.pkl"
 fi
 rank=("$python" -u -m submitit.core._submit "$folder")
 
