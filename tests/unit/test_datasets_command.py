@@ -37,7 +37,7 @@ def test_list_shows_what_can_be_used(capsys: pytest.CaptureFixture[str], root: P
     code, out, _ = run(capsys, "list", "--json", "--data", str(root))
     rows = {row["dataset"]: row for row in json.loads(out)}
     assert code == 0
-    assert set(rows) == {"digits", "mnist", "synthetic", "imagefolder/pets"}
+    assert set(rows) == {"characters", "cifar10", "digits", "mnist", "synthetic", "imagefolder/pets"}
     assert [rows[name]["usable"] for name in ("digits", "mnist", "imagefolder/pets")] == [True, False, True]
     assert rows["digits"]["num_train"] == 1437
 
@@ -69,7 +69,7 @@ def test_check_of_whole_data_sets_ends_well(capsys: pytest.CaptureFixture[str], 
 def test_check_without_names_looks_at_all_there_are(capsys: pytest.CaptureFixture[str], root: Path) -> None:
     code, out, _ = run(capsys, "check", "--json", "--data", str(root))
     assert code == 1
-    assert {problem["dataset"] for problem in json.loads(out)} == {"mnist"}
+    assert {problem["dataset"] for problem in json.loads(out)} == {"cifar10", "mnist"}
 
 
 def test_an_unknown_name_is_bad_input_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,11 +54,11 @@ def test_migrations_make_the_schema_that_the_models_describe(database: str, tmp_
         connection = sqlite3.connect(path)
         found: dict[str, object] = {}
         for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"):
-            columns = connection.execute(f"SELECT name, type, [notnull], pk FROM pragma_table_info('{name}')").fetchall()
+            columns = connection.execute(f"SELECT name, type, [notnull], pk FROM pragma_table_info('{name}')")
             keys = connection.execute(f"SELECT * FROM pragma_foreign_key_list('{name}')").fetchall()
             unique = connection.execute(f"SELECT [unique], origin FROM pragma_index_list('{name}')").fetchall()
             statement = " ".join(sql.split()) if kind != "table" else "WITHOUT ROWID" in sql
-            found[name] = (kind, sorted(columns), keys, unique, statement)
+            found[name] = (kind, sorted(columns.fetchall()), keys, unique, statement)
         connection.close()
         found.pop(engine.VERSION_TABLE, None)
         return found

@@ -5,15 +5,16 @@ The four raw IDX files are checked by SHA-256 whenever they are read. Only ``orc
 
 from __future__ import annotations
 
-import errno
 import hashlib
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
-from workloads.datasets.files import held, sha256
+from workloads.datasets.downloads import download, writing
+from workloads.datasets.files import sha256
 from workloads.datasets.images import ImageData, Split, statistics
 from workloads.errors import DatasetError
 from workloads.registry import DatasetDeclaration, DatasetShape, Problem
@@ -65,7 +66,6 @@ FILES: tuple[RawFile, ...] = (
 
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
 """torchvision's; the second has no TLS, which the digests make up for."""
-TIMEOUT_S = 30.0
 ARCHIVE_LIMIT_BYTES = 64 << 20
 """More than any of the archives: a mirror's error page or endless stream is cut off here."""
 PREPARE = "run `orchestrate data prepare mnist` where there is a network, or copy the four files there by hand"
@@ -119,19 +119,10 @@ def _prepare(root: Path | None, _name: str, progress: Callable[[str], None]) -> 
     if not any(_fault(folder, file) for file in FILES):
         progress(f"mnist: {folder} is whole")
         return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with held(folder / ".prepare.lock", progress):
-            for file in FILES:
-                if _fault(folder, file):  # asked again: another process may have done it while this one waited
-                    _make(folder, file, progress)
-    except OSError as error:
-        raise DatasetError(
-            "cannot write MNIST here",
-            where=str(folder),
-            why=f"{errno.errorcode.get(error.errno or 0, 'OSError')}: {error.strerror or error}",
-            hint="choose a folder you can write with ORCHESTRATE_DATA or --data, or have its owner prepare mnist",
-        ) from error
+    with writing(folder, "mnist", "MNIST", progress):
+        for file in FILES:
+            if _fault(folder, file):  # asked again: another process may have done it while this one waited
+                _make(folder, file, progress)
     progress(f"mnist: ready in {folder}")
 
 
@@ -158,7 +149,7 @@ def _make(folder: Path, file: RawFile, progress: Callable[[str], None]) -> None:
     for source in sources:
         progress(f"mnist: {archive} from {source}")
         try:
-            packed = source.read_bytes() if isinstance(source, Path) else _download(source)
+            packed = _archive(source)
         except OSError as error:
             attempts.append(f"{source}: {error}")
             continue
@@ -180,17 +171,15 @@ def _make(folder: Path, file: RawFile, progress: Callable[[str], None]) -> None:
     )
 
 
-def _download(url: str) -> bytes:
+def _archive(source: Path | str) -> bytes:
     """Raises OSError when it cannot be had whole."""
-    import http.client
-    import urllib.request  # slow to import, and only this function needs it
-
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 (the scheme is fixed above)
-            content: bytes = answer.read(ARCHIVE_LIMIT_BYTES)
-    except http.client.HTTPException as error:
-        raise OSError(f"broken answer: {error!r}") from error
-    return content
+    if isinstance(source, Path):
+        return source.read_bytes()
+    stream = io.BytesIO()
+    trouble = download(source, stream, ARCHIVE_LIMIT_BYTES)
+    if trouble:
+        raise OSError(trouble)
+    return stream.getvalue()
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
