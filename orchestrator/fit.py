@@ -49,10 +49,11 @@ def state_gb(train: TrainConfig) -> float | None:
 
 
 def _dividing() -> list[str]:
+    """Strategies that can, with some of the options that their declarations name."""
     return [
         name
-        for name, strategy in registry.strategies().items()
-        if strategy.divides_state({option.name: option.default for option in strategy.options})
+        for name, one in registry.strategies().items()
+        if any(one.divides_state({o.name: o.default for o in one.options} | dict(c)) for c in one.contract_options)
     ]
 
 

@@ -45,7 +45,7 @@ def test_the_memory_of_this_machine_counts_without_a_profile(tmp_path: Path) -> 
     """On larger cards nothing is told, on smaller ones of every strategy, on a CPU of none."""
     assert notes(tmp_path, memory_gb=140) == {}
     assert len(notes(tmp_path, memory_gb=85)) == 2
-    assert len(notes(tmp_path, memory_gb=40)) == 5
+    assert len(notes(tmp_path, memory_gb=40)) == 6
     assert notes(tmp_path, "hardware=cpu", memory_gb=40) == {}
 
 
@@ -58,6 +58,8 @@ def test_the_memory_of_this_machine_counts_without_a_profile(tmp_path: Path) -> 
         ({"optimizer": "adamw", "precision": "fp64"}, 8),
         ({"optimizer": "adam", "precision": "bf16"}, 4),
         ({"optimizer": "adam", "strategy": "fsdp", "hardware": "gpu:2x2"}, 1),
+        ({"optimizer": "adam", "strategy": "deepspeed", "hardware": "gpu:2"}, 4),
+        ({"optimizer": "adam", "strategy": "deepspeed", "strategy_options": {"stage": 3}, "hardware": "gpu:2"}, 2),
     ],
 )
 def test_state_is_copies_of_the_weights(train: dict[str, Any], copies: int) -> None:
