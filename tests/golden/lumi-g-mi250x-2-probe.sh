@@ -44,8 +44,9 @@ mkdir -p -- "$folder" || fail 93 "cannot make $folder: is it on a disk that comp
 log="$folder/$job${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 # What to run is the same for all tasks, and lies under the job's name: its number is not known before it is sent.
 call=/scratch/me/study/runs/jobs/"$SLURM_JOB_NAME/call.pkl"
-if [ -e "$call" ] && [ ! -e "${log}_submitted.pkl" ]; then
-    ln -- "$call" "${log}_submitted.pkl" 2>/dev/null || cp -- "$call" "${log}_submitted.pkl"
+# One of that name may be there, from a controller that lost its state and gives its numbers again.
+if [ -e "$call" ] && [ ! "$call" -ef "${log}_submitted.pkl" ]; then
+    ln -f -- "$call" "${log}_submitted.pkl" 2>/dev/null || cp -- "$call" "${log}_submitted.pkl"
 fi
 rank=("$python" -u -m submitit.core._submit "$folder")
 

@@ -96,11 +96,15 @@ class Lab:
 
     def command(self, *argv: str | Path, timeout_s: float = 60) -> str:
         """Run a command on the login node and return what it printed; a failure shows its standard error."""
-        done = subprocess.run(
-            [str(a) for a in argv], env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+        done = self.attempt(*argv, timeout_s=timeout_s)
         assert done.returncode == 0, f"{argv}: exit {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
+
+    def attempt(self, *argv: str | Path, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run a command on the login node, which may fail."""
+        return subprocess.run(
+            [str(a) for a in argv], env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
 
     def submit(self, script: Path, *arguments: str) -> str:
         """``sbatch --parsable``; the job's id."""
@@ -228,7 +232,8 @@ class Lab:
             node: only those of this node.
         """
         marker = f"SLURM_CONF={self.conf}".encode()
-        files = [f"{self.folder}/{place}" for place in ((f"log/slurmd-{node}.log", f"spool/{node}/") if node else ("",))]
+        places = (f"log/slurmd-{node}.log", f"spool/{node}/") if node else ("",)
+        files = tuple(f"{self.folder}/{place}" for place in places)
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 environment = (process / "environ").read_bytes().split(b"\0")
@@ -236,7 +241,7 @@ class Lab:
                 task = task and (not node or f"SLURMD_NODENAME={node}".encode() in environment)
                 # A step daemon overwrites its environment with its title.
                 step = _STEP_DAEMON.search((process / "cmdline").read_bytes()) and any(
-                    os.readlink(link).startswith(tuple(files)) for link in (process / "fd").iterdir()
+                    os.readlink(link).startswith(files) for link in (process / "fd").iterdir()
                 )
                 if task or step:
                     yield int(process.name)
@@ -349,7 +354,7 @@ PARTITIONS = (
     "PartitionName=htc Nodes=ALL Default=NO MaxTime=4:00:00 DefaultTime=60 DefMemPerCPU=100 PreemptMode=OFF State=UP",
     "PartitionName=public Nodes=ALL Default=YES MaxTime=7-0 DefaultTime=60 DefMemPerCPU=100 PreemptMode=OFF State=UP",
     # Jobs of the first one push those of the next two off their nodes, and off no others'.
-    "PartitionName=urgent Nodes=ALL Default=NO MaxTime=4:00:00 DefMemPerCPU=100 PriorityTier=10 PreemptMode=OFF State=UP",
+    "PartitionName=urgent Nodes=ALL Default=NO MaxTime=240 DefMemPerCPU=100 PriorityTier=10 PreemptMode=OFF State=UP",
     "PartitionName=ended Nodes=ALL Default=NO MaxTime=4:00:00 DefMemPerCPU=100 PreemptMode=CANCEL State=UP",
     "PartitionName=requeued Nodes=ALL Default=NO MaxTime=4:00:00 DefMemPerCPU=100 PreemptMode=REQUEUE State=UP",
     # Takes jobs and starts none.

@@ -21,6 +21,8 @@ from workloads.world import check_distinct
 MEET_TIMEOUT_S = 60.0
 _TICK_S = 0.05
 _BLOCK_BYTES = 8 << 20
+_HELD_S = 3.0
+"""Long enough for a site that looks at the memory of jobs once a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def train(job: Job) -> None:
         started = time.monotonic()
         _wait(job, float(options["epoch_s"]))
         if options["fault"] != "none" and epoch == options["fault_epoch"] and job.world.rank == options["fault_rank"]:
-            _fail(str(options["fault"]), job)
+            _fail(str(options["fault"]), int(options["fault_mb"]), job)
         times_s.append(time.monotonic() - started)
         job.pulse.epoch = result.epochs_done = epoch
         if job.world.rank == 0:
@@ -211,15 +213,20 @@ def _wait(job: Job, seconds: float) -> None:
         time.sleep(min(_TICK_S, left))
 
 
-def _fail(fault: str, job: Job) -> None:
+def _fail(fault: str, most_mb: int, job: Job) -> None:
+    """Do what shall go wrong; returns only from taking as much memory as was asked for."""
     say(f"rank {job.world.rank}: {fault} on purpose")
     if fault == "crash":
         raise RuntimeError("crash on purpose")
     if fault == "exit":
         os._exit(3)
-    held = []
-    while True:
-        if fault == "memory":
+    held: list[bytes] = []
+    taken_at = 0.0
+    while not taken_at or time.monotonic() - taken_at < _HELD_S:
+        if fault == "memory" and not taken_at:
             held.append(b"\1" * _BLOCK_BYTES)
+            if most_mb and len(held) * _BLOCK_BYTES >= most_mb << 20:
+                taken_at = time.monotonic()
+        if fault == "memory":
             job.pulse.beat()
         time.sleep(0.01)

@@ -37,6 +37,7 @@ DECLARATION = StrategyDeclaration(
         Option(name="look_at_data", type=bool, default=False, summary="Say how the data set looks from the node."),
         Option(name="fault", type=str, default="none", summary="What goes wrong, on purpose.", choices=FAULTS),
         Option(name="fault_epoch", type=int, default=1, summary="In which epoch, from 1 on.", minimum=1.0),
+        Option(name="fault_mb", type=int, default=0, summary="Memory it takes at most, in MB; 0 is all.", minimum=0.0),
         Option(name="fault_rank", type=int, default=0, summary="On which rank.", minimum=0.0),
     ),
     batch_norm_treatment="none",
