@@ -49,8 +49,11 @@ rank=("$python" -u -m submitit.core._submit "$folder")
 # The node is held whole: each rank is shown the 2 of 3 GPUs that the run uses.
 rank=(/bin/bash -c 'export CUDA_VISIBLE_DEVICES="$(cut -d, -f1-2 <<<"${CUDA_VISIBLE_DEVICES:-0,1,2}")"; exec "$@"' devices "${rank[@]}")
 
+status=
 srun --nodes=1 --ntasks=2 --ntasks-per-node=2 --kill-on-bad-exit=1 --wait=60 --unbuffered \
     --output="${log}_%t_log.out" --error="${log}_%t_log.err" "${rank[@]}"
 status=$?
+# A launch block of your own need not set it.
+status="${status:-$?}"
 
 exit "$status"

@@ -52,8 +52,11 @@ if [ -e "$call" ] && [ ! "$call" -ef "${log}_submitted.pkl" ]; then
 fi
 rank=("$python" -u -m submitit.core._submit "$folder")
 
+status=
 srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=12 --kill-on-bad-exit=1 --wait=60 --unbuffered \
     --output="${log}_%t_log.out" --error="${log}_%t_log.err" "${rank[@]}"
 status=$?
+# A launch block of your own need not set it.
+status="${status:-$?}"
 
 exit "$status"

@@ -536,6 +536,22 @@ def test_the_exit_code_of_the_ranks_is_the_jobs(
     assert run().returncode == 71
 
 
+@pytest.mark.parametrize(
+    ("launch", "code"), [('"${rank[@]}" || (exit 7)', 0), ("(exit 7)", 7), ("(exit 7)\nstatus=3", 3)]
+)
+def test_the_exit_code_of_a_launch_of_ones_own_is_the_jobs(
+    tmp_path: Path, launch: str, code: int, run: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """Its last command's unless it sets status; the teardown runs after it and changes nothing."""
+    template = tmp_path / "mine.sh.j2"
+    lines = ['{% extends "slurm.sh.j2" %}', "{% block launch %}", launch, "{% endblock %}"]
+    lines += ["{% block teardown %}", "echo ended $status", "false", "{% endblock %}", ""]
+    template.write_text("\n".join(lines))
+    done = run(f'template = "{template}"')
+    assert done.returncode == code, done.stderr
+    assert done.stdout == f"ended {code}\n"
+
+
 @pytest.mark.parametrize("name", ["new\nline", "100%", "back\\slash", "tab\t"])
 def test_a_runs_folder_that_slurm_cannot_name(name: str) -> None:
     """Refused before anything is written, with the character."""
