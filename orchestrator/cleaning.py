@@ -36,6 +36,8 @@ BATCH = 200
 LEFTOVER_AGE_S = 3600.0
 """A temporary file is of somebody who was killed when it is older."""
 _STILL_WRITES_S = 5.0
+_ENDING_S = 10.0
+"""So long after its result a run's processes may still be on their way out, unless somebody saw them end."""
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
 """How ``workloads.rundir.write_bytes`` and ``workloads.checkpoint.save`` name what they have not finished."""
 
@@ -202,6 +204,8 @@ def _why_not(run: RunDir) -> str:
     ended = _ended_at(attempts[-1]) if attempts else None
     if ended is None:
         return "nothing says that its newest attempt has ended"
+    if not attempts[-1].exit.exists() and time.time() - ended < _ENDING_S:
+        return "it has only just ended"
     with contextlib.suppress(OSError):
         signs = [path.stat().st_mtime for path in attempts[-1].path.glob("progress.*.json")]
         if not attempts[-1].result.exists() and signs and max(signs) > ended + _STILL_WRITES_S:

@@ -227,12 +227,12 @@ def _check_frozen(manifest: Manifest, folder: Path | None, *, thorough: bool) ->
 def _check_installed(manifest: Manifest) -> None:
     for name, submitted in manifest.installed.items():
         now = installed_digest(name)
-        if now != submitted:
-            where = origins(name)
+        # A plug-in that is only where people submit is not imported here; a run that is one of it says so itself.
+        if now and now != submitted:
             raise CodeChangedError(
                 f"the installed package {name} is not the one that was submitted",
-                where=str(where[0]) if where else sys.executable,
-                why=f"digest {now or 'of nothing: it is not installed'}, submitted {submitted}",
+                where=str(origins(name)[0]),
+                why=f"digest {now}, submitted {submitted or 'without it'}",
                 hint=f"install again what was there then and orchestrate retry, or {_AGAIN}",
             )
 

@@ -144,6 +144,16 @@ def test_a_live_run_keeps_everything(store: Store, campaign: Campaign) -> None:
     assert found.left == [(lost.path, "it still writes, although it was given up")]
 
 
+def test_a_run_that_has_only_just_ended_keeps_everything(store: Store, campaign: Campaign) -> None:
+    """Its other ranks may still print; once somebody saw them end, or some seconds later, they do not."""
+    run = trained(campaign)
+    os.utime(run.attempt(1).result)
+    found = find(store, campaign, checkpoints=Keep.NONE, logs=True)
+    assert found.items == [] and found.left == [(run.path, "it has only just ended")]
+    Exit(State.SUCCEEDED, "", "").write(run.attempt(1))
+    assert find(store, campaign, checkpoints=Keep.NONE, logs=True).items
+
+
 def test_a_run_that_is_sent_again_meanwhile_keeps_everything(store: Store, campaign: Campaign) -> None:
     """Between the look and the question's answer somebody submits it: its checkpoint may be what it goes on from."""
     run, other = trained(campaign, seed=0), trained(campaign, seed=1)
