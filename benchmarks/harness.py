@@ -4,11 +4,12 @@
 
 For each case (model, strategy, precision, batch) one process a GPU runs the engine's own ``train``. Between any two of
 its steps a plain loop does one step of the same kind: same model, data on the device, order, optimiser, precision and
-batch. Device events stand before and after each hand-written step, so what lies between two of those is one step of the
-engine with all that it does around it; the host waits only where the engine does, once a window of its own. The first
-pairs are not counted. A pair's ratio is engine / hand-written (the slowest rank's times), a block's ratio the median of
-its pairs. Printed are the median over blocks, its bootstrap 95 % interval (over blocks, since neighbouring pairs are
-alike), and the ratio of the times' sums, which also holds what the engine does once a window.
+batch. A device event stands behind each step of either side, at the same place: where the function that did it has
+returned. What the engine does next, before the hand-written loop's turn, the device may not notice: it still has work.
+The host's clock tells how long that took, and it is always counted as the engine's. The first pairs are not counted. A
+pair's ratio is engine / hand-written (the slowest rank's times), a block's ratio the median of its pairs. Printed are
+the median over blocks, its bootstrap 95 % interval (over blocks, since neighbouring pairs are alike), and the ratio of
+the times' sums, which also holds what the engine does once a window.
 
 Turns of one step matter: where launches are the limit, the speed of a host drifts by 10 to 25 % within a second, and
 neighbouring steps share that. On a machine without GPUs the same runs on CPU, which only shows that it works.
@@ -81,7 +82,7 @@ def rank_main(case: Case, pairs: int, folder: Path) -> None:
     """Run the engine with turns in between; leaves this rank's time of each step of both sides."""
     import torch
 
-    from workloads import loaders, registry
+    from workloads import loaders, measure, registry
     from workloads.engines import torch_loop
     from workloads.job import Events, Job, Orders
     from workloads.rundir import RunDir
@@ -101,6 +102,13 @@ def rank_main(case: Case, pairs: int, folder: Path) -> None:
         return _Turns(make(*args, **kwargs), hand[0])
 
     loaders.make = with_turns
+    record = measure.Recorder.record
+
+    def recorded(recorder: Any, *step: Any) -> None:
+        hand[0].engine_has_done_a_step()
+        record(recorder, *step)
+
+    measure.Recorder.record = recorded  # type: ignore[method-assign]
     spec = _spec(case, pairs + 1, on_gpu)
     run = RunDir.of(folder / "runs", spec.run_id)
     attempt = run.attempt(1).create()
@@ -134,7 +142,7 @@ class _Turns:
     def train(self, epoch: int) -> Iterator[Any]:
         batches = self._loader.train(epoch)
         for _ in range(self._loader.steps_per_epoch):
-            self._hand.step()  # before the engine's batch is made: either side's turn begins right behind an update
+            self._hand.step()
             yield next(batches)
 
 
@@ -172,12 +180,20 @@ class _HandWritten:
         self._rank = world.rank
         self._step = 0
         self._model.train()
-        self._marks: list[Any] = []
-        """Before and after each step."""
+        self._marks = [_mark(self._on_gpu)]
+        """Behind each step: this loop's, the engine's, and so on; one before the first."""
+        self._between_s: list[float] = []
+        """Of the host, from the end of an engine's step to the start of this loop's; one before the first."""
+        self._engine_ended_s = time.perf_counter()
+
+    def engine_has_done_a_step(self) -> None:
+        """Called where the engine's step function has returned."""
+        self._marks.append(_mark(self._on_gpu))
+        self._engine_ended_s = time.perf_counter()
 
     def step(self) -> None:
-        """One step between two marks; freeing its graph, which takes the host a while, is part of it."""
-        self._marks.append(_mark(self._on_gpu))
+        """One step; freeing its graph, which takes the host a while, is part of it."""
+        self._between_s.append(time.perf_counter() - self._engine_ended_s)
         self._train()
         self._marks.append(_mark(self._on_gpu))
 
@@ -205,9 +221,12 @@ class _HandWritten:
 
         if self._on_gpu:
             torch.cuda.synchronize()
-        marks = self._marks[: 2 * pairs + 1]
+        marks, between_s = self._marks[: 2 * pairs + 1], self._between_s[: pairs + 1]
         times = [a.elapsed_time(b) / 1e3 if self._on_gpu else b - a for a, b in itertools.pairwise(marks)]
-        return {"hand": times[0::2], "engine": times[1::2]}
+        return {
+            "hand": [time_s - before_s for time_s, before_s in zip(times[0::2], between_s[:-1], strict=True)],
+            "engine": [time_s + after_s for time_s, after_s in zip(times[1::2], between_s[1:], strict=True)],
+        }
 
 
 def _mark(on_gpu: bool) -> Any:
@@ -278,7 +297,7 @@ def _result(run_id: str) -> Any:
 
 
 @contextlib.contextmanager
-def _ranks(case: Case, gpus: list[int], pairs: int, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _ranks(case: Case, gpus: list[str], pairs: int, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """One process a rank, placed as submitit's local mode places them."""
     processes = []
     cores = sorted(os.sched_getaffinity(0))
@@ -292,7 +311,7 @@ def _ranks(case: Case, gpus: list[int], pairs: int, folder: Path) -> Iterator[li
             "SUBMITIT_LOCAL_NODEID": "0",
             "SUBMITIT_LOCAL_GLOBALID": str(rank),
             "SUBMITIT_LOCAL_LOCALID": str(rank),
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
+            "CUDA_VISIBLE_DEVICES": ",".join(gpus),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "OMP_NUM_THREADS": "1",
         }
@@ -312,7 +331,7 @@ def _ranks(case: Case, gpus: list[int], pairs: int, folder: Path) -> Iterator[li
             process.wait()
 
 
-def measure(case: Case, gpus: list[int], pairs: int) -> dict[str, Any]:
+def measure(case: Case, gpus: list[str], pairs: int) -> dict[str, Any]:
     """Run one case and summarise its pairs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -364,6 +383,12 @@ def _num_gpus() -> int:
     return int(done.stdout)
 
 
+def _gpus(count: int) -> list[str]:
+    """Names of the GPUs that may be used, as CUDA_VISIBLE_DEVICES has them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(index) for index in range(count)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=1000)
@@ -380,7 +405,7 @@ def main() -> None:
     devices = min(arguments.devices, num_gpus) if num_gpus else arguments.devices
     rows = []
     for case in cases(devices, arguments.only, tiny=not num_gpus):
-        row = measure(case, list(range(case.devices)) if num_gpus else [], arguments.pairs)
+        row = measure(case, _gpus(num_gpus)[: case.devices], arguments.pairs)
         rows.append(row)
         if "error" in row:
             print(f"{row['case']}: {row['error']}", flush=True)
