@@ -95,6 +95,12 @@ class Steps:
             if how in ("graphs", "default_graphs"):
                 self._recorded = _Recorded(self._task, self._step, self._model, self._optimizer, batch, self._warmup)
 
+    def close(self) -> None:
+        """Give the recorded step up: NCCL cannot close a communicator as long as a graph holds work of it."""
+        if self._recorded is not None:
+            self._recorded.close()
+            self._recorded = None
+
 
 class _Recorded:
     """One step as a CUDA graph, with a batch and a learning rate of its own that each replay fills in."""
@@ -129,6 +135,10 @@ class _Recorded:
         self._graph.replay()
         # The next replay writes over it, and losses are collected many steps later.
         return self._loss.clone()
+
+    def close(self) -> None:
+        """Nothing can be replayed afterwards."""
+        self._graph.reset()
 
 
 def compiled(model: Any) -> Any:

@@ -110,7 +110,7 @@ class Ddp:
         self._statistics.differ = False
 
     def close(self) -> None:
-        """Nothing outlives the object."""
+        self._steps.close()
 
 
 def _compress(replica: Any, options: Options) -> None:

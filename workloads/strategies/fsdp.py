@@ -129,7 +129,7 @@ class Fsdp:
         self._statistics.differ = False
 
     def close(self) -> None:
-        """Nothing outlives the object."""
+        self._steps.close()
 
     def _sharded(self, value: Any, index: int) -> Any:
         """What the optimiser keeps for a shard, as part of what it would keep for the whole parameter."""

@@ -98,7 +98,8 @@ class Horovod:
         self._statistics.differ = False
 
     def close(self) -> None:
-        """Horovod ends with the process: it crashes when it is started a second time."""
+        self._steps.close()
+        # Horovod itself ends with the process: it crashes when it is started a second time.
 
 
 def _meet(task: Task) -> None:

@@ -99,7 +99,7 @@ class LocalSgd:
         self._steps_done = state["optimizer"]["steps"]
 
     def close(self) -> None:
-        """Nothing outlives the object."""
+        self._steps.close()
 
     def _stand_in(self) -> None:
         if self._own is None:

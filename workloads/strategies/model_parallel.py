@@ -78,7 +78,7 @@ class ModelParallel:
         self.optimizer.load_state_dict(state["optimizer"])
 
     def close(self) -> None:
-        """Nothing outlives the object."""
+        self._steps.close()
 
     def _over(self, parts: Sequence[Model]) -> Model:
         def compute(x: Tensor) -> Tensor:

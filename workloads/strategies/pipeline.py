@@ -157,7 +157,7 @@ class Pipeline:
         self.optimizer.load_state_dict({"state": own, "param_groups": groups})
 
     def close(self) -> None:
-        """Nothing outlives the object."""
+        self._steps.close()
 
     @property
     def _answers(self) -> bool:
