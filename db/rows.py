@@ -47,6 +47,8 @@ class _Field(NamedTuple):
     def values(self, column: list[Any]) -> list[Any]:
         """A whole column at the speed of the interpreter's loops where nothing needs converting."""
         if set(map(type, column)) == {self.plain}:
+            if self.plain is str and (text := "".join(column)).isascii() and "\0" not in text and self.convert is _text:
+                return column
             if self.plain is float and math.isfinite(sum(column)):
                 return column
             if self.plain is int and min(column) in _INT64 and max(column) in _INT64:
@@ -74,11 +76,14 @@ def typed_all(table: Table, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     return list(zip(*columns, strict=True))
 
 
+def run_values(spec: RunSpec) -> dict[str, Any]:
+    """A run's values in the table ``runs``, and others."""
+    return {"run_id": spec.run_id, "label": spec.label, "experiment": spec.experiment, **spec.train.to_json()}
+
+
 def run_row(spec: RunSpec) -> Row:
     """A run's row of the table ``runs``."""
-    return typed(
-        runs, {"run_id": spec.run_id, "label": spec.label, "experiment": spec.experiment, **spec.train.to_json()}
-    )
+    return typed(runs, run_values(spec))
 
 
 def upsert(connection: Connection, table: Table, rows: Sequence[Row]) -> None:

@@ -33,7 +33,7 @@ from sqlalchemy import (
 
 from db.engine import Store
 from db.models import attempts, results, runs
-from db.rows import canonical_json, run_row, upsert
+from db.rows import canonical_json, run_values, typed_all, upsert
 from workloads.contract import RANK_LOST, RunSpec, State
 from workloads.rundir import RunDir
 
@@ -118,6 +118,8 @@ def record_intents(
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
     intents = []
+    # Many runs share one shape; it is put into words once.
+    in_words = {key: canonical_json(shape) for key, shape in {id(shape): shape for _, shape in wanted}.items()}
     with store.write() as connection:
         known = _newest(connection)
         run_rows, attempt_rows = [], []
@@ -130,7 +132,7 @@ def record_intents(
             intent = Intent(uuid.uuid4().hex[:16], spec.run_id, attempt, now)
             intents.append(intent)
             known[spec.run_id] = (attempt, State.SUBMITTING)
-            run_rows.append(run_row(spec))
+            run_rows.append(run_values(spec))
             attempt_rows.append(
                 {
                     "run_id": spec.run_id,
@@ -142,14 +144,14 @@ def record_intents(
                     "message": "",
                     "submitted_at": now,
                     "time_limit_s": spec.execution.time_limit_s,
-                    "shape": canonical_json(shape),
+                    "shape": in_words[id(shape)],
                     "recovery": canonical_json(recoveries[spec.run_id])
                     if recoveries and spec.run_id in recoveries
                     else None,
                 }
             )
         if intents:
-            upsert(connection, runs, run_rows)
+            upsert(connection, runs, typed_all(runs, run_rows))
             connection.execute(insert(attempts), attempt_rows)
     return intents
 

@@ -13,13 +13,12 @@ there; handing over twice does no harm, as an attempt starts at most once. Two s
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +33,9 @@ from orchestrator.executors.protocol import Delivery, Receipt
 from orchestrator.executors.slurm import check_here
 from orchestrator.executors.slurm_records import SiteFolder, shape_key
 from orchestrator.resources import LOCAL
+from orchestrator.together import for_each
 from workloads.contract import RunSpec, State
-from workloads.rundir import RunDir, read_json, write_bytes
+from workloads.rundir import RunDir, encoded, read_json, write_bytes
 
 if TYPE_CHECKING:
     from db.engine import Store
@@ -126,7 +126,9 @@ def submit(
         prepare_runs_folder(workspace.runs)
         experiment = snapshots.Experiment.read(workspace.experiment, sets)
         snapshot = snapshots.take(workspace.runs, plan.packages, experiment)
-    wanted = [(plan.spec(run, snapshot), asdict(run.shape)) for run in runs]
+    # Runs of one shape share its mapping, so that what is made of it is made once.
+    shapes = {shape: asdict(shape) for shape in {run.shape for run in runs}}
+    wanted = [(plan.spec(run, snapshot), shapes[run.shape]) for run in runs]
     return replace(send(workspace, wanted, plan.target, newest_known=newest_known), snapshot=snapshot)
 
 
@@ -172,13 +174,15 @@ def send(
         if fitting:
             fitting = _with_code(runs, fitting, target, anew=anew)
             specs = {spec.run_id: spec for spec, _ in fitting}
-            outbox = _set_aside(runs, specs)
+            contents = {run_id: encoded(spec.to_json()) for run_id, spec in specs.items()}
+            outbox = _set_aside(runs, contents.values())
             intents = record_intents(store, runs, fitting, target, newest_known=newest_known, recoveries=recoveries)
             shapes = {spec.run_id: shape for spec, shape in fitting}
             recorded = [
                 _Recorded(
                     Sent(intent.run_id, intent.attempt, intent.token),
                     specs[intent.run_id],
+                    contents[intent.run_id],
                     intent.submitted_at,
                     shapes[intent.run_id],
                     (recoveries or {}).get(intent.run_id),
@@ -246,7 +250,7 @@ def _resume(store: Store, runs: Path, *, patient: bool = True) -> list[tuple[Sen
             continue
         sent = Sent(record.run_id, record.attempt, record.token)
         found.setdefault(record.target, []).append(
-            _Recorded(sent, spec, record.submitted_at, record.shape, record.recovery)
+            _Recorded(sent, spec, encoded(spec.to_json()), record.submitted_at, record.shape, record.recovery)
         )
     if lost:
         mark_all(store, lost)
@@ -309,6 +313,8 @@ class _Recorded:
 
     sent: Sent
     spec: RunSpec
+    content: bytes
+    """Of ``spec.json``."""
     submitted_at: str | None
     shape: Mapping[str, Any]
     recovery: Mapping[str, Any] | None
@@ -322,12 +328,11 @@ def _hand_over(
 
     if not attempts:
         return []
-    deliveries = []
+    deliveries, contents = [], []
     for recorded in attempts:
         sent, spec = recorded.sent, recorded.spec
         run = RunDir.of(runs, sent.run_id)
-        if _spec_of(run) != spec:
-            run.write_spec(spec, durable=False)
+        contents.append((run, recorded.content))
         about = {
             "token": sent.token,
             "target": target,
@@ -339,6 +344,7 @@ def _hand_over(
             "recovery": recorded.recovery,
         }
         deliveries.append(Delivery(sent.token, run.attempt(sent.attempt), spec, recorded.shape, about))
+    for_each(lambda content: content[0].keep_spec(content[1]), contents)
     carrier = tracker.executor(target, runs)
     assert carrier is not None, "nothing is recorded for a target that cannot be reached"
     receipts = carrier.send(deliveries, patient=patient)
@@ -366,11 +372,11 @@ def _hand_over(
     return receipts
 
 
-def _set_aside(runs: Path, specs: Mapping[str, RunSpec]) -> Path:
+def _set_aside(runs: Path, specs: Iterable[bytes]) -> Path:
     folder = QueueFolder(runs)
     folder.create()
     path = folder.outbox / f"{uuid.uuid4().hex}.json"
-    write_bytes(path, json.dumps([spec.to_json() for spec in specs.values()], allow_nan=False).encode())
+    write_bytes(path, b"[" + b",".join(specs) + b"]")
     return path
 
 

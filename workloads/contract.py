@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import compress
 from operator import attrgetter, ne
 from typing import Any, Self
@@ -209,7 +209,7 @@ class TrainConfig:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, ready for ``json.dump``."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return _flat(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -262,6 +262,16 @@ _JSON_OF: dict[type, Callable[[Any], str]] = {
     bool: ("false", "true").__getitem__,
 }
 """Quicker ways to the same text as :func:`_json`."""
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind))
+
+
+def _flat(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass as they are; at a fraction of the cost of ``asdict``, which copies what is in them."""
+    return {name: getattr(value, name) for name in _names(value.__class__)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,8 +344,8 @@ class RunSpec:
             "code_digest": self.code_digest,
             "snapshot": self.snapshot,
             "train": self.train.to_json(),
-            "execution": dataclasses.asdict(self.execution),
-            "expect": dataclasses.asdict(self.expect),
+            "execution": _flat(self.execution),
+            "expect": _flat(self.expect),
         }
 
     @classmethod

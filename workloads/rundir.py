@@ -75,7 +75,8 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
     Args:
         durable: whether it must outlive a power cut that follows at once.
     """
-    name = f"{path.parent}/.{path.name}.{os.urandom(8).hex()}"
+    folder, last = os.path.split(path)
+    name = f"{folder}/.{last}.{os.urandom(8).hex()}"
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         try:
@@ -201,7 +202,7 @@ class RunDir:
         """
         if not _RUN_ID.fullmatch(run_id):
             raise ValueError(f"{run_id!r} is not a run id")
-        return cls(runs / run_id[:2] / run_id)
+        return cls(runs / f"{run_id[:2]}/{run_id}")
 
     @property
     def run_id(self) -> str:
@@ -216,17 +217,31 @@ class RunDir:
         return self.path / "checkpoint" / "last.pt"
 
     def attempt(self, number: int) -> AttemptDir:
-        return AttemptDir(self.path / "attempts" / str(number))
+        return AttemptDir(self.path / f"attempts/{number}")
 
     def attempts(self) -> list[AttemptDir]:
         """Existing attempts, oldest first."""
-        folder = self.path / "attempts"
-        names = [p for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
-        return [AttemptDir(p) for p in sorted(names, key=lambda p: int(p.name))]
+        try:
+            with os.scandir(f"{self.path}/attempts") as entries:
+                numbers = sorted(int(entry.name) for entry in entries if entry.name.isdigit())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [self.attempt(number) for number in numbers]
 
-    def write_spec(self, spec: RunSpec, *, durable: bool = True) -> None:
+    def write_spec(self, spec: RunSpec) -> None:
         _make_folders(self.path)
-        write_json(self.spec, spec.to_json(), durable=durable)
+        write_json(self.spec, spec.to_json())
+
+    def keep_spec(self, content: bytes) -> None:
+        """Write ``spec.json`` where it is another one or none; that it outlives a power cut is somebody else's care."""
+        spec = self.spec
+        try:
+            if spec.read_bytes() == content:
+                return
+        except OSError:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / "attempts").mkdir(exist_ok=True)
+        write_bytes(spec, content, durable=False)
 
     def read_spec(self) -> RunSpec:
         """Raises FileNotFoundError, or ValueError for a file that is not this run's spec."""

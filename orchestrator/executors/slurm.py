@@ -32,6 +32,7 @@ from orchestrator.executors.slurm_queries import Newest, Seen, SeenArray
 from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, shape_key
 from orchestrator.executors.slurm_states import TOLD_TO_END, Phase, Witnesses, rank_codes_in, verdict
 from orchestrator.quantities import format_memory, parse_time_limit
+from orchestrator.together import for_each
 from workloads import frozen
 from workloads.contract import State
 from workloads.rundir import AttemptDir, jobs_folder, read_json, write_json
@@ -213,8 +214,10 @@ class SlurmCluster:
     def _chunks(self, deliveries: Sequence[Delivery]) -> Iterator[list[Delivery]]:
         """Runs of one shape and one code together, never more than an array may have; indices begin at 0 in each."""
         by_shape: dict[tuple[str, str], list[Delivery]] = {}
+        keys: dict[int, str] = {}  # of many runs that share one mapping
         for delivery in deliveries:
-            by_shape.setdefault((shape_key(delivery.shape), delivery.spec.snapshot), []).append(delivery)
+            key = keys.get(id(delivery.shape)) or keys.setdefault(id(delivery.shape), shape_key(delivery.shape))
+            by_shape.setdefault((key, delivery.spec.snapshot), []).append(delivery)
         most = self._site.array_index_max + 1
         if self._site.max_submit:
             most = min(most, self._site.max_submit)
@@ -264,7 +267,7 @@ class SlurmCluster:
                 return [Receipt(d.token, State.FAILED, reason="refused", message=said) for d in chunk]
             log.warning("sbatch did not say whether it took %s: %s", record.name, error.answer.text)
             return self._settle(record, patient=patient)
-        return self._sent(record)
+        return self._sent(record, [delivery.attempt for delivery in chunk])
 
     def _choose_queue(
         self, record: ArrayRecord, chunk: Sequence[Delivery], others: Mapping[str, str]
@@ -284,13 +287,16 @@ class SlurmCluster:
         record = replace(record, partition=pair.partition, qos=pair.qos, expected_start=said.start)
         return self._arrays.write(record), slurm_queues.arguments(pair)
 
-    def _sent(self, record: ArrayRecord) -> list[Receipt]:
-        """Tell every attempt its job's number."""
-        for index, task in enumerate(record.tasks):
-            attempt = task.directory(self._runs)
+    def _sent(self, record: ArrayRecord, attempts: Sequence[AttemptDir] = ()) -> list[Receipt]:
+        """Tell every attempt its job's number; ``attempts`` where they are at hand."""
+
+        def tell(numbered: tuple[int, AttemptDir]) -> None:
+            index, attempt = numbered
             if _object(attempt.submission).get("job_id") != f"{record.job_id}_{index}":
-                attempt.create()
+                attempt.path.mkdir(parents=True, exist_ok=True)
                 write_json(attempt.submission, record.submission(index), durable=False)
+
+        for_each(tell, list(enumerate(attempts or [task.directory(self._runs) for task in record.tasks])))
         return [
             Receipt(task.token, State.PENDING, job_id=f"{record.job_id}_{index}", reason="queued")
             for index, task in enumerate(record.tasks)
