@@ -11,7 +11,7 @@ import logging
 import shlex
 import socket
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,6 +95,7 @@ def make(
             *_account(profile),
             *packages.findings(),
             *data.findings({run.cell.train.dataset for run in runs}),
+            *_weights(runs, workspace.data_root, local=profile is None),
         ],
         runs_folder=workspace.runs,
         data_root=workspace.data_root,
@@ -273,6 +274,18 @@ class _DataSets:
                     )
                 )
         return found
+
+
+def _weights(runs: Sequence[PlannedRun], root: Path | None, *, local: bool) -> Iterator[Check]:
+    """Whether pretrained weights are where jobs look for them."""
+    for name in sorted({run.cell.train.model for run in runs if run.cell.train.pretrained}):
+        weights = registry.models()[name].weights
+        assert weights is not None, "rules exclude models without"
+        if root is not None and not root.exists() and not local:
+            yield Check(False, f"weights of {name}: {root} is not visible here, so it was not checked")
+            continue
+        for problem in weights.check(root, name):
+            yield Check(True, f"weights of {name}: {problem.where}: {problem.what}", problem.fix)
 
 
 def _account(profile: ClusterProfile | None) -> list[Check]:

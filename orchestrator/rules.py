@@ -184,9 +184,19 @@ def _image_size(facts: _Facts) -> str:
 
 
 def _pretrained(facts: _Facts) -> str:
-    if not facts.values["pretrained"] or facts.model.weights is not None:
+    if not facts.values["pretrained"]:
         return ""
-    return f"there are no pretrained weights for {facts.values['model']}"
+    model, weights = facts.values["model"], facts.model.weights
+    if weights is None:
+        return f"there are no pretrained weights for {model}"
+    if facts.values["stem"] != "imagenet":
+        return f'the pretrained weights of {model} are for stem = "imagenet"'
+    if facts.shape and facts.shape.channels != 3:
+        return f"the pretrained weights of {model} are for colour images, and {facts.values['dataset']} has gray ones"
+    size = facts.values["image_size"] or (facts.shape.image_size if facts.shape else None)
+    if isinstance(size, int) and size < weights.smallest_px:
+        return f"the pretrained weights of {model} are for {weights.smallest_px} px and more: set image_size"
+    return ""
 
 
 def _stem(facts: _Facts) -> str:

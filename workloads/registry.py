@@ -24,12 +24,15 @@ from workloads.contract import Hardware, Topology, TrainConfig
 if TYPE_CHECKING:
     from workloads.datasets.images import ImageData
     from workloads.datasets.sequences import SequenceData
+    from workloads.models.weights import Weights as Weights
 
 PLUGIN_PACKAGES = ("strategies", "models", "datasets")
 """Packages of ours, and the last words of entry-point groups."""
 TENSORFLOW = "tensorflow"
 """The framework whose models are ``ModelDeclaration.keras_layers``."""
 
+WEIGHTS = "weights/"
+"""Before a model's name where data sets are named: its pretrained weights."""
 NO_FRAMEWORK = "none"
 """The framework of a strategy that loads neither model nor data: any of them goes with it."""
 
@@ -131,7 +134,8 @@ class ModelDeclaration:
     family cannot. See ``workloads.models.sequential``."""
     has_batch_norm: bool | None = None
     """None: not known without building it."""
-    weights: Any = None
+    weights: Weights | None = None
+    """What ``pretrained`` starts from; None: it is refused."""
     uses_stem: bool = False
     """Whether ``stem`` means something for this model; others refuse a non-default one."""
     num_parameters: Callable[[str], int] | None = None
@@ -249,3 +253,9 @@ def find(declarations: Mapping[str, Declaration], name: str) -> Declaration | No
         return exact
     family, slash, member = name.partition("/")
     return declarations.get(f"{family}/*") if slash and member else None
+
+
+def weights(name: str) -> Weights | None:
+    """The pretrained weights that ``weights/MODEL`` names; None for another name, or a model that has none."""
+    declaration = models().get(name.removeprefix(WEIGHTS)) if name.startswith(WEIGHTS) else None
+    return declaration.weights if declaration else None

@@ -16,13 +16,16 @@ from orchestrator.errors import InputError, OperationError, OrchestrateError, Pa
 from workloads import registry
 
 if TYPE_CHECKING:
-    from workloads.registry import DatasetDeclaration
+    from workloads.registry import DatasetDeclaration, Weights
 
 app = typer.Typer()
 _data = typer.Typer(no_args_is_help=True)
 app.add_typer(_data, name="data", help="Look after data sets.")
 
-Names = Annotated[list[str], typer.Argument(metavar="NAME", help="Data sets, such as mnist or imagefolder/cifar10.")]
+Names = Annotated[
+    list[str],
+    typer.Argument(metavar="NAME", help="Data sets, such as mnist or imagefolder/cifar10, and weights/MODEL."),
+]
 SomeNames = Annotated[
     list[str] | None, typer.Argument(metavar="NAME", help="Data sets; without one, all that can be found.")
 ]
@@ -78,6 +81,8 @@ def prepare(names: Names, data: DataOption = None) -> None:
     Example: orchestrate data prepare mnist --data ~/data
 
     Example: orchestrate data prepare imagefolder/cifar10
+
+    Example: orchestrate data prepare weights/resnet50
     """
     root = _root(data)
     failures = []
@@ -127,22 +132,23 @@ def _all_names(root: Path | None) -> list[str]:
     return names
 
 
-def _declarations(names: list[str]) -> dict[str, DatasetDeclaration]:
-    """Raises InputError for a name that no data set has."""
+def _declarations(names: list[str]) -> dict[str, DatasetDeclaration | Weights]:
+    """Of data sets, and of pretrained weights. Raises InputError for a name that neither has."""
     known = registry.datasets()
-    found = {name: registry.find(known, name) for name in names}
+    found = {name: registry.weights(name) or registry.find(known, name) for name in names}
     for name, declaration in found.items():
         if declaration is None:
-            near = difflib.get_close_matches(name, known, n=1)
+            own = [registry.WEIGHTS + model for model, d in registry.models().items() if d.weights]
+            near = difflib.get_close_matches(name, [*known, *own], n=1)
             raise InputError(
                 f"no data set is named {name!r}",
-                why=f"there are {', '.join(known)}",
+                why=f"there are {', '.join([*known, *own])}",
                 hint=f"did you mean {near[0]}?" if near else "a folder of images is imagefolder/NAME",
             )
     return {name: declaration for name, declaration in found.items() if declaration is not None}
 
 
-def _insist_on_packages(declaration: DatasetDeclaration, name: str) -> None:
+def _insist_on_packages(declaration: DatasetDeclaration | Weights, name: str) -> None:
     for package in declaration.packages:
         try:
             importlib.metadata.version(package)
@@ -154,7 +160,8 @@ def _insist_on_packages(declaration: DatasetDeclaration, name: str) -> None:
 
 
 def _row(root: Path | None, name: str) -> dict[str, Any]:
-    declaration = _declarations([name])[name]
+    declaration = registry.find(registry.datasets(), name)
+    assert declaration is not None, "it was listed"
     shape = declaration.shape(root, name)
     row: dict[str, Any] = {"dataset": name, "usable": not declaration.check(root, name), "summary": declaration.summary}
     if shape is not None:

@@ -19,7 +19,7 @@ AXES: dict[str, dict[str, Any]] = {
     "channels_last": SHARED | {"model": "resnet18", "image_size": 16, "channels_last": True, "batch_norm": "frozen"},
 }
 TOLERANCE = {"bf16": 0.03, "fp32": 1e-3, "channels_last": 1e-4}
-"""Absolute, for losses of about 1: bfloat16 has eight bits, and Horovod's fp16 eleven."""
+"""Absolute, for losses of about 1: bfloat16 has eight bits, and fp16 eleven, in which some send their gradients."""
 
 CASES = [
     ("bf16", Way("fsdp", 2, (("mixed_precision", "cast"),))),
@@ -30,6 +30,7 @@ CASES = [
     ("fp32", Way("fsdp", 2, (("min_unit_parameters", 0),))),
     ("fp32", Way("horovod", 2, (("compression", "fp16"), ("cycle_time_ms", 0.5), ("fusion_threshold_mb", 1)))),
     ("fp32", Way("horovod", 1)),
+    *(("fp32", Way("ddp", 2, (("gradient_compression", how),))) for how in ("bf16", "fp16")),
     ("fp32", Way("gpipe", 2, (("balance", (9, 11)),))),
     ("fp32", Way("gpipe", 1, (("segments", 2), ("balance", (2,))))),
     ("fp32", Way("pipeline", 2, (("balance", (5, 15)),))),
@@ -66,6 +67,20 @@ def test_bfloat16_is_in_force(losses: dict[tuple[str, Way], Any]) -> None:
     for axes, way in losses:
         if axes == "bf16":
             assert losses[axes, way][0] != pytest.approx(losses["fp32", Way("eager", 1)][0], abs=1e-6), way
+
+
+def test_gradients_are_sent_rounded(losses: dict[tuple[str, Way], Any]) -> None:
+    """The tolerance hides nothing here either: after the first update, losses are not those of whole gradients.
+
+    Fewer bits are farther off.
+    """
+    eager = losses["fp32", Way("eager", 1)]
+    off = {}
+    for how in ("bf16", "fp16"):
+        found = losses["fp32", Way("ddp", 2, (("gradient_compression", how),))]
+        assert found[0] == pytest.approx(eager[0], abs=1e-6)
+        off[how] = max(abs(a - b) for a, b in zip(found[1:], eager[1:], strict=True))
+    assert off["bf16"] > off["fp16"] > 0 and off["bf16"] > 1e-6
 
 
 @pytest.mark.parametrize(

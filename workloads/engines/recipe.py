@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +30,23 @@ def set_precision(config: TrainConfig) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
 
 
-def build_model(config: TrainConfig, data: ImageData | SequenceData, size: int) -> nn.Module:
-    """The model as every strategy starts from it: initialised from the seed, on the CPU."""
+def build_model(config: TrainConfig, data: ImageData | SequenceData, size: int, root: Path | None = None) -> nn.Module:
+    """The model as every strategy starts from it: initialised from the seed, on the CPU.
+
+    Args:
+        root: the data folder, where pretrained weights lie.
+
+    Raises:
+        DatasetError: they are asked for and not there, or damaged.
+        InputError: they are asked for, and there are none for this model.
+    """
     torch.manual_seed(config.seed)
-    module: nn.Module = settings.model(config).build(config, data.channels, len(data.class_names), size)
+    declaration = settings.model(config)
+    module: nn.Module = declaration.build(config, data.channels, len(data.class_names), size)
+    if config.pretrained:
+        if declaration.weights is None:
+            raise InputError(f"there are no pretrained weights for {config.model}")
+        declaration.weights.load(module, root, config.model)
     module.to(dtype_of(config)).eval()  # so that going to training mode is a change, and freezes what must be frozen
     if config.channels_last:
         module.to(memory_format=torch.channels_last)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from pathlib import Path
 
 from workloads import registry, staging
 from workloads.contract import TrainConfig
@@ -27,6 +28,11 @@ def model(config: TrainConfig) -> registry.ModelDeclaration:
     if declaration is None:
         raise InputError(f"no model is named {config.model!r} here", hint="is the package that brings it installed?")
     return declaration
+
+
+def data_root(job: Job) -> Path | None:
+    """Where data sets and pretrained weights lie; None when nobody said."""
+    return Path(job.spec.data_root) if job.spec.data_root else None
 
 
 def load_data(job: Job) -> ImageData | SequenceData:

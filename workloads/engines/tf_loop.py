@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from workloads import measure, registry
@@ -49,7 +50,7 @@ def train(job: Job) -> None:
         raise InputError(f"{config.model} cannot be trained on {config.dataset} with TensorFlow: it takes images only")
     job.pulse.beat()
     size = settings.image_size(config, data)
-    steps, initial_weights = _prepared(config, options, declaration, devices, data, size)
+    steps, initial_weights = _prepared(config, options, declaration, devices, data, size, settings.data_root(job))
     tf_devices.describe_world(job, devices, initial_weights)
     job.result.num_parameters = sum(int(v.shape.num_elements()) for v in steps.variables)
     job.result.batch_norm_treatment = "frozen" if config.batch_norm == "frozen" else declaration.batch_norm_treatment
@@ -72,6 +73,7 @@ def _prepared(
     devices: tuple[str, ...],
     data: ImageData,
     size: int,
+    root: Path | None,
 ) -> tuple[Steps, str]:
     """The model under its strategy, and where its weights come from."""
     import keras
@@ -115,19 +117,21 @@ def _prepared(
     )
     strategy: Any = declaration.create()(task)
     steps = Steps(config, strategy, own, Preparation(data, size, dtype), classes)
-    weights = _weights_of_torch(config, data, size)
+    weights = _weights_of_torch(config, data, size, root)
     if weights is not None:
         steps.set_model(weights)
     return steps, "keras" if weights is None else "torch"
 
 
-def _weights_of_torch(config: TrainConfig, data: ImageData, size: int) -> dict[str, Any] | None:
+def _weights_of_torch(config: TrainConfig, data: ImageData, size: int, root: Path | None) -> dict[str, Any] | None:
     """What the torch engine starts from; None where the torch form cannot be built."""
     try:
         from workloads.engines import recipe
 
-        module = recipe.build_model(config, data, size)
-    except ImportError:
+        module = recipe.build_model(config, data, size, root)
+    except ImportError as error:
+        if config.pretrained:
+            raise InputError("pretrained weights are read by torch, which is not installed here") from error
         return None
     return {name: tensor.numpy() for name, tensor in module.state_dict().items()}
 

@@ -47,7 +47,7 @@ def train(job: Job) -> None:
     data = settings.load_data(job)
     job.pulse.beat()
     size = settings.image_size(config, data)
-    module = recipe.build_model(config, data, size)
+    module = recipe.build_model(config, data, size, settings.data_root(job))
     job.result.num_parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
     job.result.batch_norm_treatment = "frozen" if config.batch_norm == "frozen" else declaration.batch_norm_treatment
     job.pulse.beat()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
-from workloads.models import sequential
+from workloads.models import sequential, weights
 from workloads.registry import ModelDeclaration
 
 if TYPE_CHECKING:
@@ -40,4 +40,5 @@ DECLARATION = ModelDeclaration(
     build=_build,
     layers=sequential.of_torchvision,
     has_batch_norm=True,
+    weights=weights.torchvision("mobilenet_v2-b0353104.pth", classifier="classifier.1"),
 )

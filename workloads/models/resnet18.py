@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
-from workloads.models import sequential
+from workloads.models import sequential, weights
 from workloads.registry import ModelDeclaration
 
 if TYPE_CHECKING:
@@ -47,5 +47,6 @@ DECLARATION = ModelDeclaration(
     build=lambda config, channels, classes, _size: build("resnet18", config, channels, classes),
     layers=sequential.of_torchvision,
     has_batch_norm=True,
+    weights=weights.torchvision("resnet18-f37072fd.pth", classifier="fc"),
     uses_stem=True,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from workloads.contract import TrainConfig
-from workloads.models import sequential
+from workloads.models import sequential, weights
 from workloads.models.resnet18 import build, image_size
 from workloads.registry import TENSORFLOW, ModelDeclaration
 
@@ -26,5 +26,6 @@ DECLARATION = ModelDeclaration(
     keras_layers=_keras_layers,
     layers=sequential.of_torchvision,
     has_batch_norm=True,
+    weights=weights.torchvision("resnet50-0676ba61.pth", classifier="fc"),
     uses_stem=True,
 )

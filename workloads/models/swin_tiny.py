@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
-from workloads.models import sequential
+from workloads.models import sequential, weights
 from workloads.registry import ModelDeclaration
 
 if TYPE_CHECKING:
@@ -23,6 +23,33 @@ STAGES = 4
 def patch_size(image_size: int) -> int:
     """Pixels a side of a patch."""
     return 4 if image_size >= LARGE_PX else 2
+
+
+_MODULES = {"0": "mlp.fc1", "3": "mlp.fc2"}
+
+
+def own_name(published: str) -> str:
+    """timm's name for a parameter of torchvision's Swin-T, whose published weights fit; empty for a table of indices.
+
+    torchvision counts patches, stages and the mergings between them as one list of ``features``.
+    """
+    kind, *rest = published.split(".")
+    if published.endswith("relative_position_index"):
+        return ""
+    if kind == "head":
+        return ".".join(["head.fc", *rest])
+    if kind != "features":
+        return published
+    place, *rest = rest
+    if place == "0":
+        return ".".join(["patch_embed", "proj" if rest[0] == "0" else "norm", *rest[1:]])
+    stage, blocks = divmod(int(place), 2)
+    if not blocks:
+        return ".".join(["layers", str(stage), "downsample", *rest])
+    block, module, *rest = rest
+    if module == "mlp":
+        module, rest = _MODULES[rest[0]], rest[1:]
+    return ".".join(["layers", str(stage), "blocks", block, module, *rest])
 
 
 def _image_size(_name: str, wished: int) -> int:
@@ -62,4 +89,5 @@ DECLARATION = ModelDeclaration(
     build=_build,
     layers=sequential.of_timm,
     has_batch_norm=False,
+    weights=weights.torchvision("swin_t-704ceda3.pth", "head.fc", rename=own_name, smallest_px=LARGE_PX),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from workloads.contract import TrainConfig
-from workloads.models import sequential
+from workloads.models import sequential, weights
 from workloads.registry import TENSORFLOW, ModelDeclaration
 
 if TYPE_CHECKING:
@@ -57,4 +57,5 @@ DECLARATION = ModelDeclaration(
     keras_layers=_keras_layers,
     layers=sequential.of_torchvision,
     has_batch_norm=False,
+    weights=weights.torchvision("vgg16-397923af.pth", classifier="classifier.6"),
 )
