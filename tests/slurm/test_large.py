@@ -1,4 +1,4 @@
-"""More runs than a site takes at once: ``submit --watch`` sends them as room appears, and rarely asks the controller."""
+"""More runs than a site takes at once: ``submit --watch`` sends them as room appears and seldom asks Slurm."""
 
 from __future__ import annotations
 
@@ -95,3 +95,20 @@ def test_more_runs_than_the_site_takes_all_finish(limited_lab: Lab, tmp_path: Pa
     polls = seconds / campaign.poll_seconds + 2
     assert campaign.calls["squeue"] <= polls and campaign.calls["sacct"] <= polls, (campaign.calls, seconds)
     assert campaign.calls["scontrol"] <= 1, "asked for the cluster's name once"
+
+
+def test_a_limit_that_nobody_told_us_of_is_found_out(limited_lab: Lab, tmp_path: Path) -> None:
+    """Slurm refuses an array that is too large for the user's limit: smaller ones are tried, the rest stays planned."""
+    campaign = Campaign(Study(limited_lab, tmp_path / "study"), 20, MAX_ARRAY_SIZE, limit=7)
+    campaign.prepare()
+    cluster = campaign.study.folder / "cluster.toml"
+    cluster.write_text(cluster.read_text().replace("max_submit = 7", "").replace('"htc"', '"closed"'))
+    done = campaign.study.run("submit")
+    assert done.stdout.startswith("7 runs sent to lab, 13 stay planned until there is room"), done
+    assert len(campaign.study.queued()) == 7
+    assert Counter(campaign.study.states()) == {"pending": 7, "planned": 13}
+    attempts = [path.name for path in campaign.study.runs.glob("*/*/attempts/*")]
+    assert attempts == ["1"] * 7, "nothing is left of what was not sent"
+    assert campaign.study.run("submit").stdout.startswith("0 runs sent"), "still no room, and nothing is sent twice"
+    assert len(campaign.study.queued()) == 7
+    campaign.study.forget()
