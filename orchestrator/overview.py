@@ -34,6 +34,8 @@ class Overview:
     runs: Sequence[RunStatus] = ()
     num_unsent: int = 0
     """Planned runs that go out when there is room."""
+    num_due: int = 0
+    """Runs that have ended, and are sent again when there is room."""
     notes: Sequence[str] = ()
     """What else the last look brought to light."""
     problem: str = ""
@@ -64,7 +66,7 @@ class Overview:
     @property
     def over(self) -> bool:
         """Whether nothing goes on and nothing is left to send."""
-        return not self.num_live and not self.num_unsent
+        return not self.num_live and not self.num_unsent and not self.num_due
 
     @property
     def total(self) -> int:

@@ -213,7 +213,7 @@ def _row(run: RunStatus, label_cells: int, *, selected: bool) -> Text:
     row.append(f"{run.state.value:14}", _style(run.state))
     row.append_text(label)
     row.append(f" {f'#{run.attempt}' if run.attempt > 1 else '':3} ")
-    why = visible(run.message or run.reason)
+    why = visible("; ".join(filter(None, (run.message or run.reason, run.recovery_message))))
     if run.state is State.RUNNING:
         share = share_done(run)
         row.append(f"{_bar(share, _BAR_CELLS)} " if share is not None else "")

@@ -74,6 +74,11 @@ class Shepherd:
         self.done = done
         """What was sent and what not, all in all."""
 
+    @property
+    def limited(self) -> bool:
+        """Whether the site takes only so many at once."""
+        return self._plan.site is not None and self._plan.site.max_submit > 0
+
     def tend(self, runs: Sequence[RunStatus]) -> list[str]:
         """Send what fits now; what there is to say of it."""
         site = self._plan.site
@@ -144,12 +149,20 @@ class Looker:
             unsent = frozenset(self._shepherd.done.held if self._shepherd else ())
             wanted = self._only if self._only is not None else {run.run_id for run in runs}
             runs = [run for run in runs if run.run_id in wanted - unsent]
-            self._last = Overview(runs, num_unsent=len(unsent), notes=tuple(dict.fromkeys(notes)))
+            due = sum(self._comes_again(run) for run in runs)
+            self._last = Overview(runs, num_unsent=len(unsent), num_due=due, notes=tuple(dict.fromkeys(notes)))
         except (OrchestrateError, OSError) as error:
             self._last = replace(self._last, notes=tuple(notes), problem=str(error) or type(error).__name__)
         finally:
             logging.getLogger().removeHandler(handler)
         return self._last
+
+    def _comes_again(self, run: RunStatus) -> bool:
+        """Whether a run that has ended will be sent again when there is room."""
+        from orchestrator.recovery import Action
+
+        limited = self._shepherd is not None and self._shepherd.limited
+        return limited and self._recover and bool(run.recovery) and Action(run.recovery).sends
 
 
 def attend(look: Callable[[], Overview], view: View, *, until_over: bool = True) -> tuple[Overview, bool]:
@@ -271,7 +284,7 @@ _QUIET = {State.PLANNED, State.SUBMITTING, State.PENDING}
 
 
 def _change(run: RunStatus) -> str:
-    why = run.message or run.reason
+    why = "; ".join(filter(None, (run.message or run.reason, run.recovery_message)))
     told = why and run.state is not State.SUCCEEDED
     return f"{short(run.label)}: {run.state.value}" + (f": {why}" if told else "")
 

@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.executors import slurm_commands
@@ -99,10 +99,19 @@ class Newest:
 
     def write(self, folder: SiteFolder) -> None:
         """Nobody's command may fail because this could not be kept."""
+        arrays = {
+            name: {"job_ids": array.job_ids, "tasks": {i: _plain(seen) for i, seen in array.tasks.items()}}
+            for name, array in self.arrays.items()
+        }
         try:
-            write_json(folder.newest, asdict(self), durable=False)
+            write_json(folder.newest, _plain(self) | {"arrays": arrays}, durable=False)
         except OSError as error:
             log.warning("%s: cannot be written: %s", folder.newest, error.strerror)
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """The fields as they are: ``asdict`` copies each, which takes long for thousands of tasks."""
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def poll(folder: SiteFolder, site: Site, records: Sequence[ArrayRecord], *, fresh: bool = False) -> Newest:

@@ -27,13 +27,15 @@ seed = [0, 1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def go_through(study: Study, top: str = "") -> list[dict[str, Any]]:
-    """Plan, submit, status, results; the rows of the last status."""
+    """Plan, submit, watch, status, results; the rows of the last status."""
     study.write(TWO_SHAPES, top=top)
     planned = json.loads(study.run("plan", "--json").stdout)
     assert len(planned["runs"]) == 18 and len(planned["scripts"]) == 2
     assert number_sent(study.run("submit")) == 18
     assert number_sent(study.run("submit")) == 0
-    rows = study.until_ended()
+    watched = study.run("watch").stdout.splitlines()
+    assert watched[-1] == "18/18 done, 0 running, 0 waiting", watched
+    rows = study.status()
     assert [row["state"] for row in rows] == ["succeeded"] * 18, [row["message"] for row in rows]
     assert len(set(job_ids(rows))) == 18 and len({job.partition("_")[0] for job in job_ids(rows)}) == 2
     results = json.loads(study.run("results", "--json").stdout)
