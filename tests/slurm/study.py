@@ -152,7 +152,8 @@ class Study:
             os._exit(code)
 
     def status(self) -> list[dict[str, Any]]:
-        return list(json.loads(self.run("status", "--json").stdout))
+        """How things are; nothing is sent again."""
+        return list(json.loads(self.run("status", "--json", "--no-recover").stdout))
 
     def states(self) -> list[str]:
         return [row["state"] for row in self.status()]

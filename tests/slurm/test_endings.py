@@ -22,17 +22,6 @@ def study(any_lab: Lab, tmp_path: Path) -> Iterator[Study]:
     made.forget()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def limited(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
-    """A run of 55 s under a limit of a minute, under way while the other tests go on."""
-    made = Study(lab, tmp_path_factory.mktemp("limited") / "study")
-    defaults = THREE.replace("epochs = 3", "epochs = 92").replace('"10m"', '"1m"')
-    made.write(probe("a30:1", epoch_s=0.6), defaults=defaults)
-    made.run("submit")
-    yield made
-    made.forget()
-
-
 def probe(hardware: str = "a100:1", **options: object) -> str:
     shown = ", ".join(f"{name} = {json.dumps(value)}" for name, value in options.items())
     return f'[matrix]\nhardware = ["{hardware}"]\nstrategy = [{{ name = "probe", {shown} }}]\n'
@@ -146,15 +135,3 @@ def test_wait_shows_the_end(study: Study) -> None:
     done = study.run("submit", "--wait", expect=3)
     assert number_sent(done) == 2
     assert "failed: rank 0: RuntimeError: crash on purpose" in done.stderr
-
-
-def test_the_time_limit_leaves_a_checkpoint_and_retry_goes_on_from_it(limited: Study) -> None:
-    """Announced between 6 and 60 s before it comes; told as a time-out, resumed by as many retries as needed."""
-    (row,) = limited.until_ended(100)
-    assert (row["state"], row["reason"], row["attempt"]) == ("timeout", "time_limit", 1), row
-    while row["state"] == "timeout" and row["attempt"] < 6:
-        assert number_sent(limited.run("retry", "--failed")) == 1
-        (row,) = limited.until_ended(100)
-    assert row["state"] == "succeeded", row
-    (result,) = json.loads(limited.run("results", "--json").stdout)
-    assert result["epochs_done"] == 92 and result["resumed_from_epoch"] > 0
