@@ -16,6 +16,7 @@ from orchestrator.executors.local import LocalExecutor
 from orchestrator.executors.protocol import Executor
 from orchestrator.executors.slurm import SlurmCluster
 from orchestrator.outlook import Outlook, outlooks
+from orchestrator.recovery import Action
 from orchestrator.resources import LOCAL
 from workloads.contract import State
 from workloads.rundir import AttemptDir, RunDir, read_json
@@ -60,6 +61,11 @@ class RunStatus:
     recoveries: int = 0
     """How often it was sent again by itself since people last sent it."""
     progress: Progress
+
+    @property
+    def comes_again(self) -> bool:
+        """Whether it has ended, and recovery is to send it again."""
+        return self.state.ended_badly and bool(self.recovery) and Action(self.recovery).sends
 
 
 def executor(target: str, runs: Path) -> Executor | None:

@@ -159,10 +159,8 @@ class Looker:
 
     def _comes_again(self, run: RunStatus) -> bool:
         """Whether a run that has ended will be sent again when there is room."""
-        from orchestrator.recovery import Action
-
         limited = self._shepherd is not None and self._shepherd.limited
-        return limited and self._recover and bool(run.recovery) and Action(run.recovery).sends
+        return limited and self._recover and run.comes_again
 
 
 def attend(look: Callable[[], Overview], view: View, *, until_over: bool = True) -> tuple[Overview, bool]:
