@@ -122,6 +122,8 @@ def submit(
         first = canaries.prove(workspace, planned, send, stale=stale, recover=recover)
         _complain(first)
     plan = planned()
+    if plan.site is not None:
+        _tell_of_other_folders(workspace, {run.cell.run_id: run.cell.label for run in plan.to_send(stale=stale)})
     done = send(plan, snapshot=first.snapshot)
     done = replace(done, sent=[*first.sent, *done.sent], resumed=[*first.resumed, *done.resumed])
     under_way = [run.cell.run_id for run in plan.runs if run.action is Action.RUNNING]
@@ -284,6 +286,17 @@ def retry(
             _wait(workspace, [s.run_id for s in done.sent], "retry --wait", recover=recover)
     finally:
         _complain(done)
+
+
+def _tell_of_other_folders(workspace: Workspace, labels: Mapping[str, str]) -> None:
+    from orchestrator.executors.slurm_elsewhere import queued_elsewhere
+
+    found = queued_elsewhere(workspace.runs, labels) if labels else {}
+    for folder, run_ids in found.items():
+        output.talk(
+            f"note: {len(run_ids)} of these runs were sent from {folder} too and have not ended, such as "
+            f"{labels[run_ids[0]]}: each is carried out twice; cancel one, or share a folder with --runs"
+        )
 
 
 def _with_queue(plan: Plan, choice: QueueChoice) -> Plan:
