@@ -294,8 +294,8 @@ def _tell_of_other_folders(workspace: Workspace, labels: Mapping[str, str]) -> N
     found = queued_elsewhere(workspace.runs, labels) if labels else {}
     for folder, run_ids in found.items():
         output.talk(
-            f"note: {len(run_ids)} of these runs were sent from {folder} too and have not ended, such as "
-            f"{labels[run_ids[0]]}: each is carried out twice; cancel one, or share a folder with --runs"
+            f"note: sent from {folder} too, and not ended: {len(run_ids)} of these runs, such as "
+            f"{labels[run_ids[0]]}; each is carried out twice: cancel one, or share a folder with --runs"
         )
 
 

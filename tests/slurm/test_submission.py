@@ -303,15 +303,13 @@ def test_retry_says_when_the_plan_is_another_one_than_what_was_sent(study: Study
 def test_a_second_working_copy_learns_of_the_first_ones_jobs(study: Study, tmp_path: Path) -> None:
     """Two folders, one plan: which runs are queued already, and from where. Other jobs of ours say nothing."""
     study.write(FOUR_RUNS.replace("seed = [0, 1]", "seed = [0, 2]"), partition="closed")
-    assert "too and have not ended" not in study.run("submit").stderr
+    assert "too, and not ended" not in study.run("submit").stderr
     second = Study(study.lab, tmp_path / "it's a copy")
     second.write(FOUR_RUNS, partition="closed")
     done = second.run("submit")
     assert number_sent(done) == 4
-    assert (
-        f"note: 2 of these runs were sent from {study.runs} too and have not ended, such as cnn-probe-a" in done.stderr
-    )
+    assert f"note: sent from {study.runs} too, and not ended: 2 of these runs, such as cnn-probe-a" in done.stderr
     assert "cancel one, or share a folder with --runs" in done.stderr
     done = study.run("submit")
-    assert "too and have not ended" not in done.stderr, "nothing is to be sent from here"
+    assert "too, and not ended" not in done.stderr, "nothing is to be sent from here"
     second.forget()
