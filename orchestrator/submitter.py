@@ -304,7 +304,10 @@ def _with_code(
     names = {spec.snapshot for spec, _ in wanted}
     now = {name: name for name in names if not anew and snapshots.kept(runs, name)}
     now |= {name: snapshots.take_again(runs, name, local=target == LOCAL) for name in names - now.keys()}
-    return [(replace(spec, snapshot=now[spec.snapshot]), shape) for spec, shape in wanted]
+    return [
+        (spec if now[spec.snapshot] == spec.snapshot else replace(spec, snapshot=now[spec.snapshot]), shape)
+        for spec, shape in wanted
+    ]
 
 
 @dataclass(frozen=True, slots=True)
