@@ -109,8 +109,36 @@ def test_recorded_steps_learn_what_steps_as_written_learn(
     assert recorded.attempt(1).read_result().compile_s > 0
 
 
+PIPELINES = [
+    *(Way("pipeline", 2, (("schedule", schedule),), kind="gpu") for schedule in ("gpipe", "interleaved")),
+    Way("pipeline", 2, (("chunks", 8),), kind="gpu"),
+]
+
+
+@pytest.mark.parametrize("case", ["momentum", "adam", "bf16"])
+@pytest.mark.parametrize("way", PIPELINES, ids=str)
+def test_recorded_stages_learn_what_eager_learns(
+    launcher: Any,  # noqa: F811
+    data_root: Path,  # noqa: F811
+    tmp_path: Path,
+    way: Way,
+    case: str,
+) -> None:
+    """Two replays for each micro-batch and stage; odd batches are filled up, so all steps have them."""
+    if torch.cuda.device_count() < way.devices:
+        pytest.skip("needs two GPUs")
+    plain = _write(launcher, tmp_path, data_root, EAGER, case, "off")
+    recorded = _write(launcher, tmp_path, data_root, way, case, "graphs")
+    launcher.succeed(plain)
+    counter = tmp_path / "replays"
+    launcher.succeed(recorded, ranks=2, within_s=400, prelude=COUNT_REPLAYS, env={"REPLAYS": str(counter)})
+    assert _losses(launcher, recorded) == pytest.approx(_losses(launcher, plain), abs=CLOSE.get(case, 1e-9))
+    a_step = way.all_options["chunks"] * (4 if way.all_options["schedule"] == "interleaved" else 2) * 2
+    assert counter.stat().st_size >= 20 * a_step and counter.stat().st_size % a_step == 0
+
+
 @pytest.mark.parametrize("how", ["default", "default_graphs"])
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[2]], ids=str)
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[2], PIPELINES[0]], ids=str)
 def test_compiled_kernels_learn_what_torch_s_own_learn(
     launcher: Any,  # noqa: F811
     data_root: Path,  # noqa: F811

@@ -87,7 +87,7 @@ def test_preparing_leaves_everything_as_it_was(optimizer: str, steps_before: int
     tensors = [*training.module.parameters(), *training.module.buffers()]
     before = [tensor.detach().clone() for tensor in tensors]
     places = [tensor.data_ptr() for tensor in tensors]
-    with compiled._unchanged(tensors, training.optimizer):
+    with compiled.unchanged(tensors, training.optimizer):
         for batch in batches[2:4]:
             training.steps(batch)
         assert not torch.equal(before[0], tensors[0])

@@ -6,6 +6,8 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -165,6 +167,29 @@ def test_the_pulse_shows_progress_and_leaves_no_trace_of_a_hang(attempt: Attempt
     assert (shown["rank"], shown["phase"], shown["epochs"], shown["steps"]) == (2, "train", 3, 30)
     assert 0 < shown["samples_per_s"] <= 7000
     assert not attempt.hang(2).exists()
+
+
+PATIENT = """
+import sys, time
+from pathlib import Path
+from workloads.rundir import AttemptDir
+from workloads.watchdog import Pulse
+with Pulse(AttemptDir(Path(sys.argv[1])), 0, hang_timeout_s=1) as pulse:
+    pulse.await_for(60)
+    time.sleep(2)
+    print("compiled", flush=True)
+    pulse.beat("train")
+    time.sleep(60)
+"""
+
+
+def test_compiling_may_take_long_and_training_not(attempt: AttemptDir) -> None:
+    """Two seconds without a beat are allowed at first; after the next beat one second is the limit again."""
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", PATIENT, str(attempt.path)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "compiled\n")
+    assert time.monotonic() - started < 40
+    assert "most recent call first" in attempt.hang(0).read_text()
 
 
 def test_a_damaged_spec_is_said_in_a_sentence(attempt: AttemptDir) -> None:

@@ -37,6 +37,7 @@ def _why(strategy: str, hardware: str = "cpu:2", **keys: Any) -> str:
         ('"ddp"', {"compile": "default"}, ""),
         ('"ddp"', {"compile": "graphs", "hardware": "gpu:2"}, ""),
         ('"local_sgd"', {"compile": "default_graphs", "hardware": "gpu:2"}, ""),
+        ('"pipeline"', {"compile": "graphs", "hardware": "gpu:2"}, ""),
         (
             '"eager"',
             {"compile": "graphs", "hardware": "cpu:1"},
@@ -75,7 +76,7 @@ def _why(strategy: str, hardware: str = "cpu:2", **keys: Any) -> str:
         (
             '{ name = "pipeline", schedule = "zero_bubble" }',
             {"compile": "default"},
-            "schedule zero_bubble cuts a stage's backward pass in two, and compiled code has it in one piece",
+            "schedule zero_bubble cuts a stage's backward pass in two, which code and graphs have in one piece",
         ),
         ('"ddp"', {"cudnn_benchmark": True}, "cudnn_benchmark is for NVIDIA GPUs: on CPU there is no cuDNN"),
         ('"ddp"', {"cudnn_benchmark": True, "hardware": "gpu:2"}, ""),

@@ -87,7 +87,7 @@ class Steps:
         if how == "off":
             return
         self._num_global = batch.num_global
-        with _unchanged(self._tensors, self._optimizer):
+        with unchanged(self._tensors, self._optimizer):
             if how in ("default", "default_graphs"):
                 self._model = self._compile_model(self._plain)
                 with explained():
@@ -122,9 +122,7 @@ class _Recorded:
         # Gradients shall lie in the graph's own memory.
         optimizer.zero_grad(set_to_none=True)
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads, such as a loader's, may go on allocating.
-        recording = torch.cuda.graph(self._graph, stream=_side_stream(task.device), capture_error_mode="thread_local")
-        with _rate_on_device(optimizer, self._rate, recording=True), recording:
+        with _rate_on_device(optimizer, self._rate, recording=True), recording(self._graph, task.device):
             self._loss = step(model, self._batch)
 
     def replay(self, batch: Batch) -> Tensor:
@@ -171,6 +169,18 @@ def beside(device: torch.device) -> Iterator[None]:
     current.wait_stream(side)
 
 
+def recording(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = None) -> Any:
+    """What is queued inside becomes a graph, and is not carried out.
+
+    Args:
+        pool: memory of another graph, whose replays come before this one's each time.
+    """
+    import torch
+
+    # Other threads, such as a loader's, may go on allocating.
+    return torch.cuda.graph(graph, pool=pool, stream=_side_stream(device), capture_error_mode="thread_local")
+
+
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
     """What the compiler has to say, in a sentence for people who have no compiler."""
@@ -205,7 +215,7 @@ def _rate_on_device(optimizer: torch.optim.Optimizer, rate: Tensor, *, recording
 
 
 @contextlib.contextmanager
-def _unchanged(tensors: list[Tensor], optimizer: torch.optim.Optimizer) -> Iterator[None]:
+def unchanged(tensors: list[Tensor], optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Put everything back in place, where a recorded step will look for it.
 
     What the optimiser had not made before becomes zero, which is how momenta, averages and counters start.

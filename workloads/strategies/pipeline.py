@@ -4,7 +4,8 @@ The model's list of layers is cut into stages of about equal measured time. Mess
 odd batch is filled up to whole micro-batches with samples that no loss counts. Batch norm would see them: with live
 batch norm such a batch is refused. It normalises each micro-batch, and its running statistics move once a micro-batch.
 
-Every rank has the whole model in host memory, and its own stages only on its device.
+Every rank has the whole model in host memory, and its own stages only on its device. With ``compile`` it is stages that
+are compiled or recorded; messages between them are sent in between, and the optimiser's update comes after.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from workloads.loaders import Batch
-    from workloads.strategies.compiled import Model
     from workloads.strategies.protocol import Task
+    from workloads.strategies.stages import Stage
 
 NOT_COUNTED = -100
 """The class of a made-up sample, as ``cross_entropy`` knows it."""
@@ -40,7 +41,7 @@ class Pipeline:
     def __init__(self, task: Task) -> None:
         from torch.distributed.pipelining import PipelineStage
 
-        from workloads.strategies.compiled import Steps
+        from workloads.strategies.stages import Stage
 
         self._task = task
         self._module = task.module
@@ -51,12 +52,12 @@ class Pipeline:
         self._refuses_odd = bool(learning(task, self._module))
         self._size, self._rank = task.world.size, task.world.rank
         self._count = self._size * STAGES_A_RANK[schedule]
-        self._stages: dict[int, Any] = {}
+        self._stages: dict[int, Stage] = {}
         parts, wires = self._cut()
         self._wires = wires
         stages = []
         for number in range(self._rank, self._count, self._size):
-            self._stages[number] = _stage(task, parts[number].to(task.device))
+            self._stages[number] = Stage(task, parts[number].to(task.device)).eval()
             stages.append(
                 PipelineStage(
                     self._stages[number],
@@ -74,25 +75,26 @@ class Pipeline:
         self._num_global = 1
         self._schedule = _schedule(schedule, stages, chunks, self._loss)
         self._host_group = host_group(task)
-        learned = [t for stage in self._stages.values() for t in (*stage.parameters(), *stage.buffers())]
-        # A stage takes its input from the schedule, so what is called in its place is the stage's own affair; batches
-        # are filled up, so that all are whole ones.
-        self._steps = Steps(
-            task, self._step, self._schedule.step, self.optimizer, learned, compile_model=self._compile_stages
-        )
-
-    def train_step(self, batch: Batch) -> Tensor:
-        return self._steps(batch)
+        self._recorded = False
 
     def prepare(self, batch: Batch) -> None:
-        self._steps.prepare(batch)
+        from workloads.strategies.compiled import explained, unchanged
+        from workloads.strategies.stages import warm_up
 
-    def _compile_stages(self, model: Model) -> Model:
-        for stage in self._stages.values():
-            stage.compile_part()
-        return model
+        how = self._task.config.compile
+        learned = [t for stage in self._stages.values() for t in (*stage.parameters(), *stage.buffers())]
+        with unchanged(learned, self.optimizer), explained():
+            for number, stage in self._stages.items():
+                self._task.set_training(stage, True)
+                if how in ("default", "default_graphs"):
+                    stage.compile_part()
+                if how in ("graphs", "default_graphs"):
+                    warm_up(stage, self._wires[number])
+                    stage.record(self._wires[number], self._samples // self._micro_batch)
+                    self._recorded = True
+            self.train_step(batch)
 
-    def _step(self, _model: Model, batch: Batch) -> Tensor:
+    def train_step(self, batch: Batch) -> Tensor:
         import torch
 
         if self._refuses_odd and len(batch.x) != self._samples:
@@ -103,7 +105,8 @@ class Pipeline:
             )
         for stage in self._stages.values():
             self._task.set_training(stage, True)
-        self.optimizer.zero_grad(set_to_none=True)
+        # Recorded backward passes add to the gradient tensors that they know.
+        self.optimizer.zero_grad(set_to_none=not self._recorded)
         self._num_global = batch.num_global
         given = (_filled(batch.x, self._samples, 0),) if self._rank == 0 else ()
         losses: list[Tensor] = []
@@ -157,7 +160,7 @@ class Pipeline:
         self.optimizer.load_state_dict({"state": own, "param_groups": groups})
 
     def close(self) -> None:
-        self._steps.close()
+        """Nothing outlives the object: its graphs hold no message."""
 
     @property
     def _answers(self) -> bool:
@@ -202,29 +205,6 @@ class Pipeline:
         distributed.broadcast(sizes, 0)
         parts = sequential.cut(layers, sizes.tolist())
         return parts, _wires(task, parts, self._micro_batch)
-
-
-def _stage(task: Task, part: nn.Sequential) -> Any:
-    from torch import nn
-
-    from workloads.strategies.compiled import compiled
-
-    class Stage(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.part = part
-            self._fast: list[Model] = []
-
-        def compile_part(self) -> None:
-            self._fast = [compiled(self.part)]
-
-        def forward(self, x: Tensor) -> Tensor:
-            model = self._fast[0] if self._fast and self.training else self.part
-            answer = task.forward(model, x).contiguous()
-            # torch detaches in place what leaves a stage, which a view does not suffer.
-            return answer.clone() if answer._is_view() else answer
-
-    return Stage().eval()
 
 
 def _wires(task: Task, parts: Sequence[nn.Module], samples: int) -> list[Tensor]:
@@ -288,10 +268,10 @@ def _refuses(hardware: Hardware, options: Options) -> str:
     return ""
 
 
-def _refuses_compile(how: str, options: Options) -> str:
+def _refuses_compile(_how: str, options: Options) -> str:
     if options["schedule"] == "zero_bubble":
-        return "schedule zero_bubble cuts a stage's backward pass in two, and compiled code has it in one piece"
-    return "" if how == "default" else "its stages send and receive in the middle of a step"
+        return "schedule zero_bubble cuts a stage's backward pass in two, which code and graphs have in one piece"
+    return ""
 
 
 def _refuses_training(train: Any, _options: Options) -> str:

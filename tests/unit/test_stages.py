@@ -1,0 +1,99 @@
+"""A recorded stage computes what the stage as written computes; a stand-in for CUDA graphs does the work anew."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from workloads.strategies.stages import Stage  # noqa: E402 (needs torch)
+
+CHUNKS, SAMPLES = 3, 4
+
+
+def _again(work: Callable[[], Any], _pool: list[Any]) -> tuple[Any, Callable[[], None]]:
+    """As a graph: the tensors of the first time are filled anew by each replay, which sees static tensors only."""
+    answer = work()
+    kept = None if answer is None else answer.detach()
+
+    def replay() -> None:
+        new = work()
+        if kept is not None:
+            kept.copy_(new.detach())
+
+    return kept, replay
+
+
+def _task() -> Any:
+    return SimpleNamespace(forward=lambda model, x: model(x), device=torch.device("cpu"))
+
+
+def _parts() -> list[Any]:
+    torch.manual_seed(0)
+    first = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
+    return [first.double(), torch.nn.Sequential(torch.nn.Linear(5, 2)).double()]
+
+
+def _run(stages: list[Any], chunks: list[Any], order: str) -> list[Any]:
+    """Two stages in one process: all forward passes first, or each backward pass as soon as two are under way."""
+    losses, waiting = [], []
+    for x in chunks:
+        wire = stages[0](x)
+        held = wire.detach().requires_grad_()
+        loss = stages[1](held).square().sum()
+        losses.append(loss.detach())
+        waiting.append((loss, held, wire))
+        if order == "1f1b" and len(waiting) == 2:
+            _back(*waiting.pop(0))
+    for entry in waiting:
+        _back(*entry)
+    return losses
+
+
+def _back(loss: Any, held: Any, wire: Any) -> None:
+    loss.backward()
+    wire.backward(held.grad)
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+def test_recorded_stages_compute_what_stages_compute(order: str) -> None:
+    """Losses and gradients of three steps, with another input and other parameters in each; evaluation in between."""
+    plain = [Stage(_task(), part) for part in _parts()]
+    recorded = copy.deepcopy(plain)
+    wires = [torch.zeros(SAMPLES, 3, dtype=torch.float64), torch.zeros(SAMPLES, 5, dtype=torch.float64)]
+    wires[1].requires_grad_()
+    for stage, wire in zip(recorded, wires, strict=True):
+        stage.train()
+        stage.record(wire, CHUNKS, _again)
+    places = [p.grad.data_ptr() for stage in recorded for p in stage.parameters()]
+    for stage in plain:
+        stage.train()
+    for step in range(3):
+        torch.manual_seed(10 + step)
+        chunks = list(torch.randn(CHUNKS, SAMPLES, 3, dtype=torch.float64))
+        for stages in (plain, recorded):
+            for stage in stages:
+                stage.zero_grad(set_to_none=stages is plain)
+        assert _run(plain, chunks, order) == _run(recorded, chunks, order)
+        pairs = [
+            (one, other)
+            for stages in zip(plain, recorded, strict=True)
+            for one, other in zip(*(stage.parameters() for stage in stages), strict=True)
+        ]
+        with torch.no_grad():
+            for one, other in pairs:
+                assert torch.equal(one.grad, other.grad) and one.grad.abs().max() > 0
+                one -= 0.1 * one.grad
+                other -= 0.1 * other.grad
+        for stage in recorded:
+            stage.eval()
+        assert torch.equal(recorded[0](chunks[0]), plain[0](chunks[0]))
+        for stage in recorded:
+            stage.train()
+    assert [p.grad.data_ptr() for stage in recorded for p in stage.parameters()] == places
