@@ -31,8 +31,8 @@ REQUEUE_GRACE_S = 180.0
 SILENCE_S = 900.0
 """A run that shows no sign of life for so long is gone when nobody lists it, and worth a word when Slurm does."""
 
-_ENDING_SIGNALS = {code for s in (SIGTERM, SIGKILL, SIGUSR2) for code in (-s, 128 + s)}
-"""Exit codes of what Slurm's signals ended; a shell adds 128."""
+_ENDING_SIGNALS = {code for s in (SIGTERM, SIGKILL, SIGUSR2) for code in (-s, 128 + s, +s)}
+"""Exit codes of what Slurm's signals ended; a shell adds 128, which ``sacct`` takes off again."""
 
 SCRIPT_FAILURES = {
     90: ("prologue", "a line of the cluster file's prologue failed"),

@@ -105,6 +105,7 @@ def say(**witnesses: Any) -> Verdict:
             State.TIMEOUT,
             "time_limit",
         ),
+        ({**ENDED, "state": "FAILED", "exit_code": 15, "elapsed_s": 61, "limit_s": 60}, State.TIMEOUT, "time_limit"),
         ({**ENDED, "state": "FAILED", "exit_code": -15, "elapsed_s": 50, "limit_s": 60}, State.FAILED, "program_error"),
         ({**ENDED, "state": "FAILED", "exit_code": 1, "elapsed_s": 61, "limit_s": 60}, State.FAILED, "program_error"),
         (
