@@ -200,3 +200,15 @@ def test_a_damaged_spec_is_said_in_a_sentence(attempt: AttemptDir) -> None:
     with pytest.raises(JobError, match="the run's spec cannot be read") as caught:
         entry._carry_out(place, attempt, world, Events(attempt.events()), Orders(), _result())
     assert str(place.spec) in str(caught.value)
+
+
+def test_a_rank_that_saw_more_has_the_last_word(attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that only saw its peer go was first to write; the peer says why. Nobody writes over what is known."""
+    world = entry.World.from_environment({})
+    monkeypatch.setattr(entry, "ROOT_CAUSE_WAIT_S", 0.0)
+    reasons = []
+    for error in (ConnectionError("Connection closed by peer"), ValueError("boom"), ConnectionError("Broken pipe")):
+        result = RunResult(run_id=RUN_ID, attempt=1, state=State.RUNNING)
+        entry._fail(error, attempt, world, Events(attempt.events()), Orders(), result)
+        reasons.append(attempt.read_result().reason)
+    assert reasons == ["rank_lost", "program_error", "program_error"]

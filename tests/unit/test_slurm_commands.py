@@ -188,6 +188,12 @@ class TestClaim:
         assert "cancelled before it started" in slurm_start.claim(attempt, self.JOB)
         assert not attempt.owner.exists()
 
+    def test_a_job_whose_attempt_was_taken_over_does_nothing(self, attempt: AttemptDir) -> None:
+        """A scheduler started it again after all, when a later attempt was on its way already."""
+        assert slurm_start.claim(attempt, self.JOB) == ""
+        RunDir(attempt.path.parents[1]).attempt(10).create()
+        assert slurm_start.claim(attempt, self.JOB | {"SLURM_RESTART_COUNT": "1"}) == "attempt 10 has taken over"
+
     def test_outside_of_slurm_there_is_nothing_to_claim(self, attempt: AttemptDir) -> None:
         assert slurm_start.claim(attempt, {}) == "" and slurm_start.facts({}) == {}
         assert os.listdir(attempt.job_folder) == []
