@@ -186,6 +186,6 @@ def choose(
             "this machine submits to a Slurm cluster that no profile describes",
             where=hostname,
             why="training on a login node is forbidden at most sites, so it is never the default",
-            hint="name the cluster with --cluster FILE, or insist on this machine with --local",
+            hint="orchestrate init --cluster describes it, --cluster FILE names a file, --local takes this machine",
         )
     return None

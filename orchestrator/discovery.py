@@ -106,15 +106,15 @@ def _from_slurm(run: Run, user: str, host: str) -> Composed:
 
 
 def _from_shipped(name: str, content: str, run: Run, user: str, origin: str) -> Composed:
-    """The profile with the user's account, where the site takes no job without one."""
+    """The profile, with the user's account where the site takes no job without one or the user has several."""
     table = tomllib.loads(content)["cluster"][name]
-    if not table.get("needs_account") or table.get("account"):
-        return Composed(content, name, origin)
-    answers, unanswered = sites.ask(run, user)
+    answers, unanswered = sites.ask(run, user, ("config", "user", "associations"))
     site = sites.read(answers, unanswered)
     suffixes = {table.get("account_suffix", ""), *(t.get("account_suffix", "") for t in table.get("gpu", {}).values())}
     mine = list(dict.fromkeys(_without(a.account, suffixes) for a in site.accounts))
     chosen = _without(clusterfile.account(site), suffixes)
+    if not table.get("needs_account") and len(mine) < 2:
+        return Composed(content, name, origin)
     said = f"# Your accounts: {', '.join(mine)}." if mine else "# Required here, and Slurm did not tell yours."
     head = f"[cluster.{name}]\n"
     text = content.replace(head, f"{head}{said}\naccount = {json.dumps(chosen)}\n", 1)

@@ -46,7 +46,7 @@ def examine(workspace: Workspace, *, local: bool, cluster: Path | None, probe_s:
         yield fail("target", f"{error.where}: {error.what}" if error.where else error.what, error.hint)
         profile, chosen = None, False
     workspace = workspace.at_site(profile)
-    yield from _runs_folder(workspace.runs, shared=profile is not None)
+    yield from _runs_folder(workspace.runs, shared=profile is not None and not probe_s)
     yield _database(workspace.database)
     if chosen and profile is None:
         yield ok("target", "this machine (local mode)")
@@ -67,6 +67,7 @@ def examine(workspace: Workspace, *, local: bool, cluster: Path | None, probe_s:
 def _slurm(
     workspace: Workspace, profile: ClusterProfile, plan: Plan | None, packages: Packages, probe_s: float
 ) -> Iterator[Finding]:
+    yield from site_doctor.profile_findings(profile)
     missing = [command for command in ("sbatch", "squeue", "scancel") if shutil.which(command) is None]
     for command in missing:
         yield fail("slurm", f"no {command} on PATH", "run this on a login node of the cluster")

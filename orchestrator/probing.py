@@ -85,6 +85,7 @@ def probe(
         findings = list(dict.fromkeys(_go_through(place, profile, wanted, packages, patience_s)))
     yield from findings
     if all(finding.verdict == "ok" for finding in findings):
+        yield ok("runs", f"{workspace.runs}: nodes write there, and it is read here")
         shutil.rmtree(folder, ignore_errors=True)
     else:
         yield note("probe", f"the files of the probes are in {folder}", "remove it when you have read them")

@@ -48,7 +48,6 @@ def examine(
         user: whose accounts.
         hosts: names of this machine.
     """
-    yield from _profile(profile)
     if profile.hostname_pattern and not any(profile.matches(host) for host in hosts):
         what = f"{hosts[-1]} is not a host of {profile.name} (hostname_pattern {profile.hostname_pattern})"
         yield note("host", what, "run this on its login node, or change hostname_pattern in the cluster file")
@@ -65,7 +64,8 @@ def examine(
     yield from _trials(_planned(plan) if plan is not None and plan.scripts else _pairs(profile))
 
 
-def _profile(profile: ClusterProfile) -> Iterator[Finding]:
+def profile_findings(profile: ClusterProfile) -> Iterator[Finding]:
+    """What the scripts of a cluster file lack; needs no Slurm."""
     faults = lint.profile_faults(profile)
     for fault in faults:
         yield fail("profile", fault.what, fault.hint or "change the cluster file or its template")

@@ -144,6 +144,7 @@ def test_the_doctor_looks_at_a_cluster_and_at_its_nodes(accounting_lab: Lab, tmp
     )
     assert ("ok", "digits, seen from a node") in found["data"]
     assert {verdict for verdict, _ in found["clock"] + found["environment"]} == {"ok"}
+    assert found["runs"][-1][1].endswith("nodes write there, and it is read here")
     assert not list(study.runs.glob("doctor-*")) and not (study.folder / "plan.json").exists()
     assert study.status() == []
 

@@ -95,6 +95,12 @@ def test_a_profile_says_what_is_known_and_what_is_assumed(name: str) -> None:
     assert list(tomllib.loads(text)["cluster"]) == [name]
 
 
+def test_the_readme_counts_them() -> None:
+    """The number in README.md is true."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert f"Profiles of {len(SHIPPED)} clusters are shipped" in readme
+
+
 HOSTS = {
     "sol": "login01.sol.rc.asu.edu",
     "phoenix": "login01.phx.rc.asu.edu",

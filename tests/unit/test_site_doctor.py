@@ -59,7 +59,11 @@ def findings(
         return slurm(*argv)
 
     found: dict[str, list[tuple[str, str, str]]] = {}
-    for finding in site_doctor.examine(profile, None, run, user="me", hosts=hosts):
+    every = [
+        *site_doctor.profile_findings(profile),
+        *site_doctor.examine(profile, None, run, user="me", hosts=hosts),
+    ]
+    for finding in every:
         found.setdefault(finding.subject, []).append((finding.verdict.value, finding.what, finding.fix))
     return found
 

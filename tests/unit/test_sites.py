@@ -235,10 +235,13 @@ def test_a_site_we_never_saw_is_asked() -> None:
 
 
 def test_a_shipped_profile_is_taken_where_its_hosts_match() -> None:
-    """Nothing is asked, and the text is that of the profile."""
-    slurm = Slurm(BIG)
-    found = discovery.compose(None, slurm, hosts=("sol-login01", "sol-login01.sol.rc.asu.edu"))
-    assert found.text == cluster.shipped()["sol"] and not slurm.asked
+    """The text is that of the profile; whoever has several accounts there gets the usual one, and reads the others."""
+    hosts = ("sol-login01", "sol-login01.sol.rc.asu.edu")
+    found = discovery.compose(None, Slurm({}), hosts=hosts)
+    assert found.text == cluster.shipped()["sol"]
+    several = discovery.compose(None, Slurm(BIG), hosts=hosts)
+    said = '# Your accounts: grp_lab, class_ml.\naccount = "grp_lab"\n'
+    assert several.text == found.text.replace("[cluster.sol]\n", f"[cluster.sol]\n{said}")
     assert found.origin == "the shipped profile sol, whose hosts match sol-login01.sol.rc.asu.edu"
 
 
