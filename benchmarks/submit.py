@@ -1,6 +1,6 @@
 """How quickly 1,000 cells are submitted to a real Slurm, beside submitit and a bare ``sbatch --array``.
 
-    python -m benchmarks.submit [--cells 1000] [--repeats 5] [--json]
+    python -m benchmarks.submit [--cells 1000] [--repeats 5] [--folder FOLDER] [--json]
 
 Boots the throw-away cluster of the tests and sends to a partition that starts nothing, so that only submitting is
 measured; after each turn the queue is emptied. Ours is all that ``orchestrate submit`` does once the plan is there:
@@ -10,7 +10,8 @@ intents committed and specs and calls on disk before ``sbatch``, job ids in the 
     map_array       submitit's array: pickles and one ``sbatch``, nothing that would outlive an interruption
     sbatch --array  the same number of tasks of a script of one line: what Slurm itself takes
 
-Taken in turn, medians of ratios within a turn.
+Taken in turn, medians of ratios within a turn. ``--folder`` is where the files of all of them go: on a memory disk such
+as /dev/shm the disk's own time, which other programs may take, is left out.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Bench:
 
     lab: Lab
     folder: Path
+    """Of everybody's files."""
     cells: int
 
     def ours(self) -> float:
@@ -130,11 +132,15 @@ def _nothing(number: int) -> int:
     return number
 
 
-def measure(cells: int, repeats: int) -> dict[str, list[float]]:
+def measure(cells: int, repeats: int, folder: Path | None) -> dict[str, list[float]]:
     """Seconds of each kind, by turn."""
     times: dict[str, list[float]] = {}
     # Short: a socket's path has at most 107 characters.
-    with tempfile.TemporaryDirectory(prefix="lab-") as name, running(Path(name) / "slurm") as lab:
+    with (
+        tempfile.TemporaryDirectory(prefix="lab-") as place,
+        tempfile.TemporaryDirectory(prefix="files-", dir=folder) as name,
+        running(Path(place) / "slurm") as lab,
+    ):
         os.environ["SLURM_CONF"] = str(lab.conf)
         bench = Bench(lab, Path(name).resolve(), cells)
         kinds: dict[str, Callable[[], float]] = {
@@ -156,9 +162,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--folder", type=Path)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    times = measure(arguments.cells, arguments.repeats)
+    times = measure(arguments.cells, arguments.repeats, arguments.folder)
     rows = []
     for peer, target in TARGETS.items():
         ratios = [theirs / ours for theirs, ours in zip(times[peer], times["ours"], strict=True)]

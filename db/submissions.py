@@ -25,7 +25,6 @@ from sqlalchemy import (
     delete,
     exists,
     func,
-    insert,
     or_,
     select,
     update,
@@ -152,7 +151,8 @@ def record_intents(
             )
         if intents:
             upsert(connection, runs, typed_all(runs, run_rows))
-            connection.execute(insert(attempts), attempt_rows)
+            columns = attempts.columns.keys()
+            upsert(connection, attempts, [tuple(map(row.get, columns)) for row in attempt_rows])
     return intents
 
 

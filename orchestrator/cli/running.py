@@ -437,7 +437,7 @@ def _sent(done: Submitted, target: str) -> str:
     if done.skipped:
         text += f", {len(done.skipped)} already sent by another command"
     if done.held:
-        text += f", {len(done.held)} stay planned until there is room: orchestrate submit again sends them"
+        text += f", {len(done.held)} stay planned until there is room: submit again, or submit --watch, sends them"
     return text
 
 

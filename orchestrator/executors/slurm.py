@@ -35,7 +35,7 @@ from orchestrator.quantities import format_memory, parse_time_limit
 from orchestrator.together import for_each
 from workloads import frozen
 from workloads.contract import State
-from workloads.rundir import AttemptDir, jobs_folder, read_json, write_json
+from workloads.rundir import AttemptDir, jobs_folder, read_json, write_bytes
 
 log = logging.getLogger(__name__)
 
@@ -290,13 +290,14 @@ class SlurmCluster:
     def _sent(self, record: ArrayRecord, attempts: Sequence[AttemptDir] = ()) -> list[Receipt]:
         """Tell every attempt its job's number; ``attempts`` where they are at hand."""
 
-        def tell(numbered: tuple[int, AttemptDir]) -> None:
-            index, attempt = numbered
+        def tell(about: tuple[int, AttemptDir, bytes]) -> None:
+            index, attempt, content = about
             if _object(attempt.submission).get("job_id") != f"{record.job_id}_{index}":
                 attempt.path.mkdir(parents=True, exist_ok=True)
-                write_json(attempt.submission, record.submission(index), durable=False)
+                write_bytes(attempt.submission, content, durable=False)
 
-        for_each(tell, list(enumerate(attempts or [task.directory(self._runs) for task in record.tasks])))
+        attempts = attempts or [task.directory(self._runs) for task in record.tasks]
+        for_each(tell, list(zip(range(len(attempts)), attempts, record.submissions(), strict=True)))
         return [
             Receipt(task.token, State.PENDING, job_id=f"{record.job_id}_{index}", reason="queued")
             for index, task in enumerate(record.tasks)

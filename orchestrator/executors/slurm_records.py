@@ -30,7 +30,9 @@ from workloads.rundir import (
     AttemptDir,
     RunDir,
     array_file,
+    encoded,
     jobs_folder,
+    joined,
     read_json,
     sites_folder,
     write_bytes,
@@ -218,12 +220,15 @@ class ArrayRecord:
         )
         return cls(token=uuid.uuid4().hex[:16], target=target, tasks=tasks, asked_at=time.time(), about=about)
 
-    def submission(self, index: int) -> dict[str, Any]:
-        """The content of ``submission.json`` of a task's attempt, once the job's number is known."""
-        task = self.tasks[index]
+    def submissions(self) -> Iterator[bytes]:
+        """The content of ``submission.json`` of each task's attempt, once the job's number is known."""
         chosen = {k: v for k in ("partition", "qos", "expected_start") if (v := getattr(self, k))}
-        own = {"token": task.token, "target": self.target, "attempt": task.attempt, "job_id": f"{self.job_id}_{index}"}
-        return {**own, **self.about, **task.about, **chosen}
+        common = {"target": self.target, **self.about, **chosen}
+        # Put into words once, however many tasks there are.
+        in_words = encoded(common)
+        for index, task in enumerate(self.tasks):
+            own = {"token": task.token, "attempt": task.attempt, "job_id": f"{self.job_id}_{index}"}
+            yield encoded({**common, **own, **task.about}) if task.about else joined(encoded(own), in_words)
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
