@@ -140,9 +140,7 @@ def name_script(folder: Path, staging: Path, job_id: str, *, num_ranks: int = 1)
     return job
 
 
-def send(
-    folder: Path, parcel: Parcel, call: Callable[[str], Any], *, on_accepted: Callable[[str], None]
-) -> Job[Any]:
+def send(folder: Path, parcel: Parcel, call: Callable[[str], Any], *, on_accepted: Callable[[str], None]) -> Job[Any]:
     """Send one array. ``call`` is made in each task, with the array's folder.
 
     Args:
