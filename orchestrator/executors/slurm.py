@@ -3,7 +3,7 @@
 Every command may be killed between any two lines here. What makes up for that is the order in ``_send_array``:
 
     1. the record of the array, with its token and what each index stands for, is on disk
-    2. the calls and the script are on disk under the token
+    2. the call and the script are on disk under the token
     3. ``sbatch``, the token being the job's name
     4. the job's number goes into the record, then into each attempt's ``submission.json``
 
