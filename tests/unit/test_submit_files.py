@@ -31,7 +31,7 @@ def test_each_item_is_worked_on_once_and_several_at_a_time() -> None:
     for_each(work, range(FEW - 1))
     assert done == list(range(FEW - 1)) and threads == {"MainThread"}
     for_each(work, range(10 * FEW))
-    assert sorted(done[FEW - 1 :]) == list(range(10 * FEW)) and len(threads) == 1 + AT_A_TIME
+    assert sorted(done[FEW - 1 :]) == list(range(10 * FEW)) and 2 < len(threads) <= 1 + AT_A_TIME
 
     def fail(item: int) -> None:
         if item == 100:
@@ -77,7 +77,7 @@ def _fields(record: ArrayRecord) -> dict[str, Any]:
 
 
 def test_specs_that_a_power_cut_took_are_written_again(campaign: Any) -> None:
-    """Specs of runs are not waited for, one by one, until they are on the disk; one file of all of them is, and stays."""
+    """Nobody waits until each run's spec is on the disk; one file of all of them is there, and stays for a while."""
     kept, lost = campaign.run(seed=0), campaign.run(seed=1)
     folder = QueueFolder(campaign.runs)
     folder.create()
