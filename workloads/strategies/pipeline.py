@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from workloads.engines.stages import Stage
     from workloads.loaders import Batch
     from workloads.strategies.protocol import Task
-    from workloads.strategies.stages import Stage
 
 NOT_COUNTED = -100
 """The class of a made-up sample, as ``cross_entropy`` knows it."""
@@ -41,7 +41,7 @@ class Pipeline:
     def __init__(self, task: Task) -> None:
         from torch.distributed.pipelining import PipelineStage
 
-        from workloads.strategies.stages import Stage
+        from workloads.engines.stages import Stage
 
         self._task = task
         self._module = task.module
@@ -78,8 +78,8 @@ class Pipeline:
         self._recorded = False
 
     def prepare(self, batch: Batch) -> None:
+        from workloads.engines.stages import warm_up
         from workloads.strategies.compiled import explained, unchanged
-        from workloads.strategies.stages import warm_up
 
         how = self._task.config.compile
         learned = [t for stage in self._stages.values() for t in (*stage.parameters(), *stage.buffers())]
