@@ -220,8 +220,11 @@ def _compile(facts: _Facts) -> str:
 
 
 def _cudnn_benchmark(facts: _Facts) -> str:
-    on_cpu = facts.values["cudnn_benchmark"] and facts.hardware.is_cpu
-    return "cudnn_benchmark is for NVIDIA GPUs: on CPU there is no cuDNN" if on_cpu else ""
+    if not facts.values["cudnn_benchmark"]:
+        return ""
+    if facts.hardware.is_cpu:
+        return "cudnn_benchmark is for NVIDIA GPUs: on CPU there is no cuDNN"
+    return "" if facts.strategy.framework == "torch" else "cudnn_benchmark is a setting of torch"
 
 
 def _nesterov(facts: _Facts) -> str:

@@ -34,6 +34,7 @@ def _why(strategy: str, hardware: str = "cpu:2", **keys: Any) -> str:
         ('"local_sgd"', {"optimizer": "adam"}, ""),
         ('"horovod"', {"channels_last": True}, "Horovod averages contiguous gradients only: no channels_last"),
         ('"eager"', {"compile": "default", "hardware": "cpu:1"}, ""),
+        ('"tf_eager"', {"cudnn_benchmark": True, "hardware": "gpu:1"}, "cudnn_benchmark is a setting of torch"),
         ('"ddp"', {"compile": "default"}, ""),
         ('"ddp"', {"compile": "graphs", "hardware": "gpu:2"}, ""),
         ('"local_sgd"', {"compile": "default_graphs", "hardware": "gpu:2"}, ""),
