@@ -100,9 +100,8 @@ def test_every_queue_that_takes_a_shape_is_offered() -> None:
 
 def test_this_machine_has_no_queues_to_choose_among(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--queue beside --local is a mistake, said before anything is sent."""
-    (tmp_path / "experiment.toml").write_text(
-        'name = "x"\n[defaults]\nmodel = "cnn"\ndataset = "digits"\nstrategy = "probe"\n[matrix]\nhardware = ["cpu:1"]\n'
-    )
+    defaults = 'name = "x"\n[defaults]\nmodel = "cnn"\ndataset = "digits"\nstrategy = "probe"\n'
+    (tmp_path / "experiment.toml").write_text(f'{defaults}[matrix]\nhardware = ["cpu:1"]\n')
     with contextlib.chdir(tmp_path):
         code = cli.run(["submit", "--local", "--queue", "earliest"])
     assert code == 2 and "--queue chooses among the queues of a cluster" in capsys.readouterr().err
