@@ -18,7 +18,7 @@ $(VENV)/.run: pyproject.toml
 
 test-env: $(VENV)/.test
 $(VENV)/.test: $(VENV)/.run
-	$(BIN)/python -m pip install --quiet --editable '.[gpipe]' --group test --group lint
+	$(BIN)/python -m pip install --quiet --editable '.[gpipe,deepspeed]' --group test --group lint
 	$(BIN)/orchestrate wheel horovod --cpu --python $(BIN)/python --install
 	touch $@
 

@@ -24,7 +24,7 @@ TRAIN: dict[str, Any] = {
     "batch_size": 20,
     "steps": 4,
 }
-WAYS = ways(RANKS)
+WAYS = [way for way in ways(RANKS) if way.has_double_precision]
 
 
 def _treating(treatment: str) -> list[Way]:

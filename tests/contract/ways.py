@@ -38,6 +38,12 @@ class Way:
         return self.declaration.framework == "torch" and not refused and not missing_packages(self.declaration)
 
     @property
+    def has_double_precision(self) -> bool:
+        """Whether it can be asked to be exactly what another way is."""
+        train = {"precision": "fp64", "channels_last": False, "optimizer": "sgd", "loader": "resident"}
+        return not self.declaration.refuses_training(train, self.all_options)
+
+    @property
     def train(self) -> dict[str, Any]:
         """The keys of a run that goes this way."""
         return {
@@ -52,7 +58,8 @@ class Way:
 
 def missing_packages(declaration: registry.StrategyDeclaration) -> list[str]:
     """Distributions that a strategy needs and this environment has not."""
-    return [name for name in declaration.packages if not any(importlib.metadata.distributions(name=name))]
+    ways = [name.split("|") for name in declaration.packages]
+    return [way[0] for way in ways if not any(any(importlib.metadata.distributions(name=name)) for name in way)]
 
 
 def ways(*devices: int, kind: str = "cpu") -> list[Way]:

@@ -92,7 +92,7 @@ class Communication:
 
     def close(self) -> None:
         """Wait for all ranks and part. Not for use after a failure: the others may never come."""
-        if self._joined:
+        if self._joined and distributed.is_initialized():  # a strategy's library may have parted already
             if self._world.size > 1:
                 distributed.barrier(group=self._host_group)
             distributed.destroy_process_group()

@@ -46,7 +46,7 @@ def load(path: Path, run_id: str) -> tuple[dict[str, Any], dict[str, Any]] | Non
     if not path.exists():
         return None
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             about = json.loads(stored[_ABOUT].tobytes())
             if about["version"] != VERSION or about["run_id"] != run_id:
                 raise ValueError(f"version {about['version']} of run {about['run_id']}")

@@ -38,20 +38,25 @@ def train(job: Job) -> None:
         InputError: what was asked for cannot be done.
         Interrupted: the job was told to end.
     """
-    _set_environment()
-    from workloads.engines import tf_devices, tf_input
-
     config = job.spec.train
     declaration, options = settings.strategy(config)
-    devices = tf_devices.choose(job)
-    job.pulse.beat()
     data = settings.load_data(job)
     if not isinstance(data, ImageData):
         raise InputError(f"{config.model} cannot be trained on {config.dataset} with TensorFlow: it takes images only")
     job.pulse.beat()
     size = settings.image_size(config, data)
-    steps, initial_weights = _prepared(config, options, declaration, devices, data, size, settings.data_root(job))
-    tf_devices.describe_world(job, devices, initial_weights)
+    # First, because torchvision 0.29 ends the process when it is imported after TensorFlow 2.21.
+    weights = _weights_of_torch(config, data, size, settings.data_root(job))
+    job.pulse.beat()
+    _set_environment()
+    from workloads.engines import tf_devices, tf_input
+
+    devices = tf_devices.choose(job)
+    job.pulse.beat()
+    steps = _prepared(config, options, declaration, devices, data, size)
+    if weights is not None:
+        steps.set_model(weights)
+    tf_devices.describe_world(job, devices, "keras" if weights is None else "torch")
     job.result.num_parameters = sum(int(v.shape.num_elements()) for v in steps.variables)
     job.result.batch_norm_treatment = "frozen" if config.batch_norm == "frozen" else declaration.batch_norm_treatment
     job.pulse.beat()
@@ -73,9 +78,8 @@ def _prepared(
     devices: tuple[str, ...],
     data: ImageData,
     size: int,
-    root: Path | None,
-) -> tuple[Steps, str]:
-    """The model under its strategy, and where its weights come from."""
+) -> Steps:
+    """The model under its strategy."""
     import keras
     import tensorflow as tf
 
@@ -116,11 +120,7 @@ def _prepared(
         example=example,
     )
     strategy: Any = declaration.create()(task)
-    steps = Steps(config, strategy, own, Preparation(data, size, dtype), classes)
-    weights = _weights_of_torch(config, data, size, root)
-    if weights is not None:
-        steps.set_model(weights)
-    return steps, "keras" if weights is None else "torch"
+    return Steps(config, strategy, own, Preparation(data, size, dtype), classes)
 
 
 def _weights_of_torch(config: TrainConfig, data: ImageData, size: int, root: Path | None) -> dict[str, Any] | None:

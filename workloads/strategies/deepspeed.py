@@ -45,6 +45,7 @@ class DeepSpeed:
             # For its book-keeping only: batches come from our loader, already split.
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
+            "gradient_clipping": 0.0,  # it clips gradients to a norm of 1 when nobody says anything
             "zero_allow_untested_optimizer": True,
             "zero_optimization": {
                 "stage": stage,
@@ -66,12 +67,11 @@ class DeepSpeed:
             config=config,
             dist_init_required=False,
         )
+        self._engine.eval()  # the first step's change of mode must be one, for it freezes what must be frozen
         self._split = stage == PARAMETERS
         self._statistics = RunningStatistics(task, self._module)
 
     def train_step(self, batch: Batch) -> Tensor:
-        self._task.set_training(self._module, True)
-        self._engine.train()
         self._task.set_training(self._module, True)
         loss = self._task.loss_sum(self._engine(batch.x), batch.y)
         if batch.num_local == 0:
@@ -90,8 +90,6 @@ class DeepSpeed:
         return logits
 
     def state_dict(self) -> dict[str, Any]:
-        from workloads.checkpoint import cpu_state
-
         self._statistics.average()
         keep = self._task.world.rank == 0
         parameters = list(self._module.parameters())
@@ -102,7 +100,8 @@ class DeepSpeed:
             if keep:
                 states[index] = {key: value.detach().to("cpu", copy=True) for key, value in whole.items()}
         with self._gathered():
-            model = cpu_state(self._module, self.optimizer)["model"] if keep else {}
+            whole_model = self._module.state_dict() if keep else {}
+            model = {name: tensor.to("cpu", copy=True) for name, tensor in whole_model.items()}
         if not keep:
             return {}
         group = {**self.optimizer.param_groups[0], "params": list(range(len(parameters)))}

@@ -52,6 +52,11 @@ def refuses_training(train: Mapping[str, Any], _options: Options) -> str:
     return ""
 
 
+def refuses_compile(_how: str, _options: Options) -> str:
+    """Why the values of ``compile`` mean nothing here."""
+    return "TensorFlow traces its steps into graphs whatever compile says: leave it out"
+
+
 def _refuses(hardware: Hardware, _options: Options) -> str:
     if hardware.devices > 1:
         return f"tf_eager trains on one device and {hardware} has {hardware.devices}"
@@ -65,6 +70,7 @@ DECLARATION = StrategyDeclaration(
     topology=lambda _options: Topology.ONE_PROCESS,
     refuses=_refuses,
     refuses_training=refuses_training,
+    refuses_compile=refuses_compile,
     splits_batch=False,
     packages=("tensorflow|tensorflow-cpu",),
     batch_norm_treatment="whole_batch",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Hardware, Topology
 from workloads.registry import TENSORFLOW, Option, Options, StrategyDeclaration
-from workloads.strategies.tf_eager import TfEager, refuses_training
+from workloads.strategies.tf_eager import TfEager, refuses_compile, refuses_training
 
 if TYPE_CHECKING:
     from workloads.strategies.keras_protocol import KerasTask
@@ -28,9 +28,10 @@ class TfMirrored(TfEager):
             "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
             "one_device": tf.distribute.ReductionToOneDevice,
         }
-        return tf.distribute.MirroredStrategy(
-            list(task.devices), cross_device_ops=ways[str(task.options["all_reduce"])]()
-        )
+        way = str(task.options["all_reduce"])
+        if way == "auto" and task.devices[0].startswith("/CPU"):
+            way = "one_device"  # TensorFlow's own choice for CPUs fails in a process that has trained like this before
+        return tf.distribute.MirroredStrategy(list(task.devices), cross_device_ops=ways[way]())
 
 
 def _refuses(hardware: Hardware, options: Options) -> str:
@@ -48,6 +49,7 @@ DECLARATION = StrategyDeclaration(
     topology=lambda _options: Topology.ONE_PROCESS,
     refuses=_refuses,
     refuses_training=refuses_training,
+    refuses_compile=refuses_compile,
     splits_batch=True,
     packages=("tensorflow|tensorflow-cpu",),
     options=(
@@ -56,10 +58,9 @@ DECLARATION = StrategyDeclaration(
             type=str,
             default="auto",
             choices=("auto", "nccl", "hierarchical_copy", "one_device"),
-            summary="How gradients are summed; auto leaves it to TensorFlow, which takes NCCL for GPUs",
+            summary="How gradients are summed; auto is NCCL for GPUs, and one device for CPUs",
         ),
     ),
     batch_norm_treatment="per_rank",
-    contract_options=({}, {"all_reduce": "one_device"}),
     create=lambda: TfMirrored,
 )

@@ -13,7 +13,7 @@ from workloads.errors import InputError
 from workloads.registry import TENSORFLOW, Option, StrategyDeclaration
 from workloads.strategies import model_parallel
 from workloads.strategies.parts import share_out
-from workloads.strategies.tf_eager import refuses_training
+from workloads.strategies.tf_eager import refuses_compile, refuses_training
 
 if TYPE_CHECKING:
     from workloads.strategies.keras_protocol import KerasTask
@@ -88,6 +88,7 @@ DECLARATION = StrategyDeclaration(
     topology=lambda _options: Topology.ONE_PROCESS,
     refuses=lambda hardware, options: model_parallel.refuses("tf_model_parallel", hardware, options),
     refuses_training=refuses_training,
+    refuses_compile=refuses_compile,
     splits_batch=False,
     packages=("tensorflow|tensorflow-cpu",),
     options=(

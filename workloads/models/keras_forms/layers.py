@@ -177,8 +177,9 @@ class BatchNorm(keras.layers.Layer):  # type: ignore[misc]
             "synchronization": tf.VariableSynchronization.ON_READ,
             "aggregation": tf.VariableAggregation.MEAN,
         }
-        self.running_mean = tf.Variable(tf.zeros(size, self.variable_dtype), **own)
-        self.running_var = tf.Variable(tf.ones(size, self.variable_dtype), **own)
+        with tf.init_scope():  # Keras may be tracing a layer around this one to learn its shape
+            self.running_mean = tf.Variable(tf.zeros(size, self.variable_dtype), **own)
+            self.running_var = tf.Variable(tf.ones(size, self.variable_dtype), **own)
 
     def call(self, x: Any, training: bool = False) -> Any:
         if not training or self.frozen:
