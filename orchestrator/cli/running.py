@@ -381,10 +381,9 @@ def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> list[RunStatus]:
 
 def _hold(workspace: Workspace, chosen: Sequence[RunStatus]) -> None:
     """See to it that what has ended is not sent again by itself."""
-    from orchestrator.recovery import Action
     from workloads.rundir import RunDir
 
-    due = [run for run in chosen if run.state.ended_badly and run.recovery and Action(run.recovery).sends]
+    due = [run for run in chosen if run.comes_again]
     for run in due:
         RunDir.of(workspace.runs, run.run_id).attempt(run.attempt).held.touch()
     if due:
