@@ -31,8 +31,8 @@ seed = [0, 1, 2]
 """
 
 
-def status(lab: Lab) -> list[dict[str, Any]]:
-    code, stdout, stderr = lab.run("status", "--json")
+def status(lab: Lab, *options: str) -> list[dict[str, Any]]:
+    code, stdout, stderr = lab.run("status", "--json", *options)
     assert code == 0, stderr
     rows: list[dict[str, Any]] = json.loads(stdout)
     return rows
@@ -179,20 +179,51 @@ def test_a_reboot_leaves_lost_runs_that_retry_sends_again(lab: Lab) -> None:
     """Everything is killed at once, as a power cut does; the supervisor's file tells of another boot."""
     run, waiting = lab.submit(lab.spec(gpus=4, cpus_per_rank=0, sleep=600), lab.spec(gpus=4, cpus_per_rank=0))
     seen(run)
-    while left := lab_processes(lab.domain):
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
+    power_cut(lab)
     started = json.loads(run.attempt.supervisor.read_text())
     started["host"]["boot"] = "before"
     run.attempt.supervisor.write_text(json.dumps(started))
-    rows = {row["run_id"]: row for row in status(lab)}
+    rows = {row["run_id"]: row for row in status(lab, "--no-recover")}
     assert rows[run.spec.run_id]["state"] == "lost"
+    assert rows[run.spec.run_id]["recovery_message"] == "to be sent again (1 of 1 for lost)"
     assert rows[run.spec.run_id]["message"].startswith("the machine was restarted")
     assert lab.wait_exit(waiting)[0].state is State.SUCCEEDED
     code, stdout, stderr = lab.run("retry", "--failed")
     assert (code, stdout) == (0, "1 runs sent\n"), stderr
     wait_until((RunDir.of(lab.runs, run.spec.run_id).attempt(2).path / "seen.0.json").exists, what="attempt 2 runs")
+
+
+def power_cut(lab: Lab) -> None:
+    while left := lab_processes(lab.domain):
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def test_a_lost_run_is_sent_again_once_by_itself(lab: Lab) -> None:
+    """By the next command that looks; a run that is lost for the second time waits for its people."""
+    (run,) = lab.submit(lab.spec(gpus=1, cpus_per_rank=0, sleep=600))
+    seen(run)
+    power_cut(lab)
+    (row,) = status(lab)
+    assert (row["attempt"], row["recovery"], row["recoveries"]) == (2, "send_again", 1)
+    assert row["recovery_message"] == "sent again after attempt 1 (1 of 1 for lost)"
+    wait_until((RunDir.of(lab.runs, run.spec.run_id).attempt(2).path / "seen.0.json").exists, what="attempt 2 runs")
+    power_cut(lab)
+    (row,) = status(lab)
+    assert (row["state"], row["attempt"], row["recovery"]) == ("lost", 2, "stop")
+    assert row["recovery_message"].startswith("not sent again: after 1 of 1 for lost; see what became of it")
+
+
+def test_cancel_keeps_what_has_ended_from_being_sent_again(lab: Lab) -> None:
+    (run,) = lab.submit(lab.spec(gpus=1, cpus_per_rank=0, sleep=600))
+    seen(run)
+    power_cut(lab)
+    code, stdout, stderr = lab.run("cancel", "--all")
+    assert (code, stdout) == (0, "0 runs cancelled\n") and "1 runs that had ended will not be sent again" in stderr
+    (row,) = status(lab)
+    assert (row["state"], row["attempt"], row["recovery"]) == ("lost", 1, "stop")
+    assert "orchestrate cancel asked for that" in row["recovery_message"]
 
 
 def test_cancel_stops_what_waits_and_what_runs(lab: Lab) -> None:
