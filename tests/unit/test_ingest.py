@@ -115,6 +115,10 @@ def test_a_requeued_attempt_never_doubles_rows(campaign: Any, database: str) -> 
         second = content(store)
     assert [row[2:5] for row in second["epochs"]] == [(1, 12, 9.0), (2, 12, 1.0), (3, 12, 1.0)]
     assert second["attempts"] == first["attempts"]
+    with open_store(database) as store:
+        # Both starts in one file that nobody read in between.
+        rebuild(store, campaign.runs)
+        assert content(store)["epochs"] == second["epochs"]
 
 
 def test_a_rank_that_only_lost_its_peer_has_not_the_last_word(campaign: Any, database: str) -> None:

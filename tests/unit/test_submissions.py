@@ -11,8 +11,9 @@ import pytest
 from db import queries
 from db.engine import Store, open_store
 from db.ingest import collect
-from db.submissions import Intent, Mark, live, mark, mark_all, record_intents
+from db.submissions import Intent, Mark, histories, live, mark, mark_all, record_intents
 from workloads.contract import State
+from workloads.rundir import RunDir, write_json
 
 
 def _intend(store: Store, campaign: Any, *specs: Any, **options: Any) -> list[Intent]:
@@ -127,6 +128,25 @@ def test_a_late_witness_brings_no_ended_attempt_back(campaign: Any, tmp_path: Pa
         assert queries.run_states(store)[spec.run_id].state is State.CANCELLED
         mark(store, spec.run_id, 1, State.LOST)
         assert mark(store, spec.run_id, 1, State.RUNNING)
+
+
+def test_the_histories_of_what_recovery_looks_at(campaign: Any, database: str) -> None:
+    """All attempts of what ended without a result, or came again; with why, also when read back from files."""
+    failed, again, fine = (campaign.spec(seed=seed) for seed in range(3))
+    why = {"failure": "lost", "number": 1}
+    with open_store(database) as store:
+        _intend(store, campaign, failed, again, fine)
+        for spec, state in ((failed, State.FAILED), (again, State.LOST), (fine, State.SUCCEEDED)):
+            mark(store, spec.run_id, 1, state)
+        _intend(store, campaign, again, recoveries={again.run_id: why, fine.run_id: why})
+        found = histories(store)
+        assert {k: [r.attempt for r in v] for k, v in found.items()} == {failed.run_id: [1], again.run_id: [1, 2]}
+        assert [r.recovery for r in found[again.run_id]] == [None, why]
+        run = RunDir.of(campaign.runs, again.run_id)
+        run.write_spec(again)
+        write_json(run.attempt(3).create().submission, {"attempt": 3, "target": "local", "recovery": {"number": 2}})
+        assert collect(store, campaign.runs).problems == []
+        assert histories(store)[again.run_id][-1].recovery == {"number": 2}
 
 
 def test_the_result_has_the_last_word(campaign: Any, tmp_path: Path) -> None:
