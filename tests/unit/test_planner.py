@@ -381,3 +381,18 @@ def test_no_cluster_and_no_local_where_sbatch_is_refuses(tmp_path: Path, monkeyp
     with pytest.raises(InputError) as caught:
         _current(tmp_path, local=False)
     assert "--cluster" in caught.value.text() and "--local" in caught.value.text()
+
+
+@pytest.mark.parametrize(
+    ("installed", "missing"),
+    [
+        ({"tensorflow": "2.21", "numpy": "2"}, []),
+        ({"tensorflow-cpu": "2.21", "numpy": "2"}, []),
+        ({"torch": "2.6", "numpy": "2"}, ["tensorflow"]),
+        (None, []),
+    ],
+)
+def test_either_of_two_packages_will_do(installed: dict[str, str] | None, missing: list[str]) -> None:
+    """``one|other`` names distributions that do the same; what is told to be missing can be given to pip."""
+    packages = Packages("python3", installed)
+    assert packages.missing(["numpy", *registry.strategies()["tf_eager"].packages]) == missing
