@@ -44,7 +44,6 @@ CASES: dict[str, dict[str, Any]] = {
         **{"schedule": "cosine", "warmup_steps": 2, "augment": "crop_flip", "label_smoothing": 0.1, "steps": 6},
     },
     "adamw": {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.01, "steps": 5},
-    "adam": {"optimizer": "adam", "lr": 1e-3, "weight_decay": 0.01, "momentum": 0.0, "steps": 5},
     "odd": {"optimizer": "sgd", "lr": 0.01, "momentum": 0.0, "batch_size": 19, "steps": 3},
     "single": {"optimizer": "adam", "lr": 1e-3, "precision": "fp32", "steps": 10},
     "norm": {"optimizer": "sgd", "lr": 0.01, "batch_norm": "batch", "batch_size": 20, "steps": 4},
@@ -57,7 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
 twice, the second time to go on from the first one's first checkpoint."""
 COMPARED = [
     *((way, "sgd") for way in TF_WAYS),
-    *((MIRRORED, "adamw"), (TF_EAGER, "adam"), (MIRRORED, "odd")),
+    *((MIRRORED, "adamw"), (MIRRORED, "odd")),
 ]
 RESUMED = [MIRRORED, PARALLEL]
 
@@ -99,7 +98,7 @@ def trained(launcher: Any, data_root: Path, tmp_path_factory: pytest.TempPathFac
             runs[way, name] = _write(launcher, root / name, data_root, way, "undisturbed")
     references = {
         (EAGER, case): _write(launcher, root / "eager", data_root, EAGER, case)
-        for case in ("sgd", "adamw", "adam", "odd", "single")
+        for case in ("sgd", "adamw", "odd", "single")
     }
     # Those of two devices first: how many there are is settled when TensorFlow is first used.
     ordered = sorted(runs, key=lambda key: (-key[0].devices, key[1] == "resumed"))
