@@ -53,6 +53,8 @@ class Carrier:
 
     def send(self, deliveries: list[Delivery], *, patient: bool = True) -> list[Receipt]:
         self.sent += deliveries
+        for delivery in deliveries:
+            delivery.introduce()
         return [Receipt(d.token, State.PENDING, job_id=f"7_{i}", reason="queued") for i, d in enumerate(deliveries)]
 
     def look(self, attempts: Any, *, fresh: bool = False) -> list[Verdict]:
