@@ -12,7 +12,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from orchestrator.errors import InputError, OperationError
@@ -205,7 +205,8 @@ def pip(python: str, target: Target) -> list[str]:
     """
     if "pip" in target.packages:
         return [python, "-m", "pip"]
-    if find_spec("pip") is None:
+    # Not importlib.util.find_spec: setuptools hooks itself in there, and complains about what others imported.
+    if PathFinder.find_spec("pip") is None:
         raise OperationError(
             "there is no pip to install with", where=target.python, hint=f"{target.python} -m ensurepip"
         )

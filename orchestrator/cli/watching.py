@@ -90,13 +90,15 @@ class Screen:
         self._thread = threading.Thread(target=self._serve, name="screen", daemon=True)
         self._keyboard = sys.stdin.fileno() if sys.stdin.isatty() else None
         self._terminal: Any = None
-        self._handler: Any = None
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> None:
         if self._keyboard is not None:
             self._terminal = termios.tcgetattr(self._keyboard)
             tty.setcbreak(self._keyboard)
-        self._handler = signal.signal(signal.SIGTERM, _terminated)
+        # Whoever started us may have had SIGINT ignored, and leaving needs it.
+        for number, handler in ((signal.SIGTERM, _terminated), (signal.SIGINT, signal.default_int_handler)):
+            self._handlers[number] = signal.signal(number, handler)
         self._live.start()
         self._thread.start()
 
@@ -107,7 +109,8 @@ class Screen:
             self._thread.join(PATIENCE_S)
             self._live.stop()
         finally:
-            signal.signal(signal.SIGTERM, self._handler)
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
             if self._keyboard is not None:
                 # What was typed and not read is not for the shell.
                 termios.tcsetattr(self._keyboard, termios.TCSAFLUSH, self._terminal)
