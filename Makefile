@@ -3,6 +3,8 @@
 #   make test    an environment, Horovod (built once for a torch and kept in ~/.cache), then all tests
 PYTHON ?= python3
 VENV ?= .venv
+# Test files at a time: many of them wait for a Slurm that they booted, so two suit any machine.
+JOBS ?= 2
 BIN := $(abspath $(VENV))/bin
 
 .PHONY: demo test lint env test-env clean
@@ -33,7 +35,7 @@ lint: test-env
 	$(BIN)/mypy
 
 test: test-env lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

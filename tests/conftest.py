@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import pytest
 
 # Runs of the tests do not wait for cores that other runs on this machine hold.
 os.environ["ORCHESTRATE_LEASES"] = f"tests-{os.getpid()}"
+
+# What runs in the background of a script has SIGINT ignored and hands that on; commands under test shall hear Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDEN = Path(__file__).parent / "golden"
 
