@@ -23,8 +23,6 @@ SUITE, NEWER = "trixie", "24.11"
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurmdbd", "slurm-wlm-mysql-plugin")
 CLIENTS = ("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sdiag", "sinfo", "squeue", "srun")
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-ARCHIVE = "http://deb.debian.org/debian"
-"""Debian's own, where apt names none."""
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 """Daemons live in sbin, which a user's PATH may lack."""
 _TIMEOUT_S = 300
@@ -121,14 +119,18 @@ def _fetched(folder: Path) -> list[Path]:
 
 
 def _archive() -> str:
-    """The mirror that this machine already uses."""
+    """The mirror that this machine already uses.
+
+    Raises:
+        UnreachableError: apt knows none.
+    """
     form = "$(ORIGIN) $(CODENAME) $(REPO_URI)"
     done = subprocess.run(["apt-get", "indextargets", "--format", form], capture_output=True, text=True, check=False)
     for line in done.stdout.splitlines():
         origin, _, address = line.split(" ", 2)
         if origin == "Debian" and "security" not in address:
             return address
-    return ARCHIVE
+    raise UnreachableError("apt knows no archive of Debian here: name one in its sources, and run apt-get update")
 
 
 def _unpacked(packages: list[Path], tree: Path) -> Path:

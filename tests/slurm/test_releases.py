@@ -39,3 +39,15 @@ def test_an_archive_that_cannot_be_reached_is_told_from_a_broken_one(
     with pytest.raises(releases.UnreachableError, match=r"127\.0\.0\.1"):
         releases.newer_release()
     assert [path.name for path in (tmp_path / "orchestrate" / "slurm").iterdir()] == ["lock"]
+
+
+def test_without_an_archive_of_debian_apt_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for apt knows none; nothing half-made stays in the cache."""
+    (tmp_path / "apt-get").write_text("#!/bin/sh\n")
+    (tmp_path / "apt-get").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(releases, "KEYRING", tmp_path / "apt-get")
+    with pytest.raises(releases.UnreachableError, match="apt knows no archive of Debian here: .* run apt-get update"):
+        releases.newer_release()
+    assert [path.name for path in (tmp_path / "orchestrate" / "slurm").iterdir()] == ["lock"]
