@@ -48,6 +48,6 @@ def test_without_an_archive_of_debian_apt_is_named(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(releases, "KEYRING", tmp_path / "apt-get")
-    with pytest.raises(releases.UnreachableError, match="apt knows no archive of Debian here: .* run apt-get update"):
+    with pytest.raises(releases.UnreachableError, match="apt knows no archive of Debian here: name one"):
         releases.newer_release()
     assert [path.name for path in (tmp_path / "orchestrate" / "slurm").iterdir()] == ["lock"]
