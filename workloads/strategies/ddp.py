@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Topology
 from workloads.registry import Option, Options, StrategyDeclaration
+from workloads.strategies.replica import Replica
 from workloads.strategies.running_statistics import RunningStatistics
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from workloads.loaders import Batch
@@ -29,10 +29,8 @@ GRAPH_WARMUP_STEPS = 11
 """DDP looks at its own timing in each of its first ten steps, which cannot be recorded."""
 
 
-class Ddp:
+class Ddp(Replica):
     """A replica on each rank; gradients meet during the backward pass."""
-
-    optimizer: torch.optim.Optimizer
 
     def __init__(self, task: Task) -> None:
         import inspect
@@ -73,13 +71,6 @@ class Ddp:
         )
         self._statistics = RunningStatistics(task, self._module)
 
-    def train_step(self, batch: Batch) -> Tensor:
-        self._statistics.differ = True
-        return self._steps(batch)
-
-    def prepare(self, batch: Batch) -> None:
-        self._steps.prepare(batch)
-
     def _step(self, model: Model, batch: Batch) -> Tensor:
         self._task.set_training(self._module, True)
         self.optimizer.zero_grad(set_to_none=True)
@@ -91,26 +82,6 @@ class Ddp:
         self._task.backward(loss, weight)
         self.optimizer.step()
         return loss.detach()
-
-    def logits(self, x: Tensor) -> Tensor:
-        self._statistics.average()
-        self._task.set_training(self._module, False)
-        with self._inference():
-            return self._task.forward(self._module, x)
-
-    def state_dict(self) -> dict[str, Any]:
-        from workloads.checkpoint import cpu_state
-
-        self._statistics.average()
-        return cpu_state(self._module, self.optimizer) if self._task.world.rank == 0 else {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._module.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._statistics.differ = False
-
-    def close(self) -> None:
-        self._steps.close()
 
 
 def _compress(replica: Any, options: Options) -> None:

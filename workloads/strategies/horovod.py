@@ -18,10 +18,10 @@ from workloads.contract import Topology
 from workloads.errors import JobError
 from workloads.registry import Option, Options, StrategyDeclaration
 from workloads.strategies.host_group import host_group
+from workloads.strategies.replica import Replica
 from workloads.strategies.running_statistics import RunningStatistics
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from workloads.loaders import Batch
@@ -34,10 +34,8 @@ START_TIMEOUT_S = 300
 _CONNECT_TIMEOUT_S = 5.0
 
 
-class Horovod:
+class Horovod(Replica):
     """A replica on each rank, and an optimiser that averages gradients before it steps."""
-
-    optimizer: torch.optim.Optimizer
 
     def __init__(self, task: Task) -> None:
         import torch
@@ -47,6 +45,7 @@ class Horovod:
         self._task = task
         self._inference = torch.inference_mode
         hvd: Any = importlib.import_module("horovod.torch")
+        # It ends with the process, nowhere else: it crashes when it is started a second time.
         if not hvd.is_initialized():
             _meet(task)
             hvd.init()
@@ -62,13 +61,6 @@ class Horovod:
         learned = [*self._module.parameters(), *self._module.buffers()]
         self._steps = Steps(task, self._step, self._module, self.optimizer, learned)
 
-    def train_step(self, batch: Batch) -> Tensor:
-        self._statistics.differ = True
-        return self._steps(batch)
-
-    def prepare(self, batch: Batch) -> None:
-        self._steps.prepare(batch)
-
     def _step(self, model: Model, batch: Batch) -> Tensor:
         self._task.set_training(self._module, True)
         self._module.zero_grad(set_to_none=True)  # its optimiser refuses that
@@ -79,27 +71,6 @@ class Horovod:
         self._task.backward(loss, self._task.world.size / batch.num_global)
         self.optimizer.step()
         return loss.detach()
-
-    def logits(self, x: Tensor) -> Tensor:
-        self._statistics.average()
-        self._task.set_training(self._module, False)
-        with self._inference():
-            return self._task.forward(self._module, x)
-
-    def state_dict(self) -> dict[str, Any]:
-        from workloads.checkpoint import cpu_state
-
-        self._statistics.average()
-        return cpu_state(self._module, self.optimizer) if self._task.world.rank == 0 else {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._module.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._statistics.differ = False
-
-    def close(self) -> None:
-        self._steps.close()
-        # Horovod itself ends with the process: it crashes when it is started a second time.
 
 
 def _meet(task: Task) -> None:
