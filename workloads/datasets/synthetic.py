@@ -4,6 +4,7 @@ accuracy still says whether training works.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ NUM_TRAIN, NUM_TEST = 2048, 512
 """Few, so that 224 x 224 pixels stay below 0.4 GB."""
 PATCHES = 4
 """A class is a pattern of so many patches a side; noise of twice its spread lies over it."""
-DIGEST = "synthetic-1"
+DIGEST = "synthetic-2"
 """Raised when the images of a seed change."""
 
 
@@ -68,7 +69,9 @@ def _split(generator: np.random.Generator, patterns: np.ndarray, count: int) -> 
     import numpy as np
 
     labels = np.arange(count, dtype=np.int64) % CLASSES
-    images = generator.integers(0, 128, (count, *patterns.shape[1:]), np.uint8)
+    shape = (count, *patterns.shape[1:])
+    # Whole random words, of which seven bits a byte are kept: ten times as fast as drawing byte by byte.
+    images = np.frombuffer(generator.bytes(math.prod(shape)), np.uint8).reshape(shape) & 127
     images += patterns[labels]
     return Split(labels, images)
 

@@ -97,6 +97,8 @@ def _meet(task: Task) -> None:
         "HOROVOD_FUSION_THRESHOLD": str(int(task.options["fusion_threshold_mb"]) << 20),  # type: ignore[arg-type]
         "HOROVOD_CYCLE_TIME": str(task.options["cycle_time_ms"]),
     }
+    # Otherwise the host waits for every gradient of a step before it launches the next one.
+    os.environ.setdefault("HOROVOD_ENABLE_ASYNC_COMPLETION", "1")
     interface = rendezvous.interface_towards(address)
     if interface:
         os.environ.setdefault("HOROVOD_GLOO_IFACE", interface)

@@ -6,12 +6,12 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workloads.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from workloads.strategies.protocol import Task
 
@@ -89,7 +89,8 @@ def share_out(costs: Sequence[float], parts: int) -> tuple[int, ...]:
 def measure_s(task: Task, layers: Sequence[nn.Module], samples: int) -> list[float]:
     """Seconds that each layer takes for forward and backward pass, measured one after another on this rank's device.
 
-    Layers are copied, so neither their place nor their statistics change.
+    Layers are copied, so neither their place nor their statistics change. Where stages will be recorded as graphs, so
+    are the layers: written out, small ones take as long as their launches.
     """
     import torch
 
@@ -97,17 +98,44 @@ def measure_s(task: Task, layers: Sequence[nn.Module], samples: int) -> list[flo
     x = task.example(samples)
     times_s = []
     for layer in layers:
-        trial: Any = copy.deepcopy(layer).to(task.device).eval()
+        trial = _Trial(task, copy.deepcopy(layer).to(task.device).eval(), x)
+        work = trial.recorded() if task.config.compile in ("graphs", "default_graphs") else trial.work
         measured_s = []
         for _ in range(REPEATS + 1):
-            given = x.detach().requires_grad_(x.is_floating_point())
             settle()
             started = time.perf_counter()
-            # An in-place layer may not write into a leaf of the graph.
-            answer = task.forward(trial, given * 1)
-            answer.sum().backward()  # type: ignore[no-untyped-call]
+            work()
             settle()
             measured_s.append(time.perf_counter() - started)
         times_s.append(min(measured_s[1:]))
-        x = answer.detach()
+        x = trial.answer.detach().clone()
     return times_s
+
+
+class _Trial:
+    """One layer at work, forwards and backwards."""
+
+    def __init__(self, task: Task, layer: nn.Module, x: Tensor) -> None:
+        self._task, self._layer = task, layer
+        self._given = x.detach().requires_grad_(x.is_floating_point())
+        self.answer = x
+
+    def work(self) -> None:
+        self._given.grad = None
+        # An in-place layer may not write into a leaf of the graph.
+        self.answer = self._task.forward(self._layer, self._given * 1)
+        self.answer.sum().backward()  # type: ignore[no-untyped-call]
+
+    def recorded(self) -> Callable[[], None]:
+        """The same work as a graph."""
+        import torch
+
+        from workloads.strategies.compiled import beside, recording
+
+        with beside(self._task.device):
+            self.work()
+        torch.cuda.synchronize(self._task.device)
+        graph = torch.cuda.CUDAGraph()
+        with recording(graph, self._task.device):
+            self.work()
+        return graph.replay
