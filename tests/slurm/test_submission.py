@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from db.engine import open_store
+from tests.slurm.kill_points import ACCEPTED, TIMED_OUT, Point, all_points, fake_sbatch, spread, submit_killed
 from tests.slurm.lab import Lab
 from tests.slurm.releases import both
 from tests.slurm.study import Study, job_ids, number_sent
@@ -25,7 +23,6 @@ FOUR_RUNS = """
 hardware = ["a100:1", "a30:1"]
 seed = [0, 1]
 """
-TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 REFUSED = (
     "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
     "(job submit limit, user's size and/or time limits)"
@@ -46,78 +43,6 @@ def quick_to_decide() -> None:
     from orchestrator.executors import slurm
 
     slurm.ADOPTION_GRACE_S = 0.6
-
-
-class Points:
-    """Every moment at which the outside world changes, or is asked; ends the process at one of them."""
-
-    def __init__(self, name: str = "", number: int = 0) -> None:
-        self._kill_at = (name, number)
-        self._passed: Counter[str] = Counter()
-
-    def reach(self, name: str) -> None:
-        self._passed[name] += 1
-        if (name, self._passed[name]) == self._kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def install(self) -> None:
-        from submitit.core.utils import DelayedSubmission
-
-        from db.engine import Store
-        from orchestrator.executors import slurm_commands
-
-        for owner, name in (
-            (os, "replace"),
-            (os, "unlink"),
-            (Path, "rename"),
-            (Path, "touch"),
-            (Path, "mkdir"),
-            (DelayedSubmission, "dump"),
-            (slurm_commands, "run"),
-        ):
-            self._wrap(owner, name)
-        write = Store.write
-
-        @contextmanager
-        def written(store: Store) -> Iterator[Any]:
-            with write(store) as connection:
-                yield connection
-                self.reach("inside a transaction")
-            self.reach("after a transaction")
-
-        Store.write = written  # type: ignore[assignment, method-assign]
-
-    def _wrap(self, owner: Any, name: str) -> None:
-        original = getattr(owner, name)
-
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            what = args[0] if name == "run" else name
-            if name == "run":
-                self.reach(f"before {what}")
-            result = original(*args, **kwargs)
-            self.reach(f"after {what}")
-            return result
-
-        setattr(owner, name, wrapped)
-
-
-def all_points(study: Study) -> list[str]:
-    """The points of an undisturbed submit."""
-    notes = study.folder / "points"
-
-    def watch() -> None:
-        points = Points()
-        points.install()
-
-        def note(name: str, reach: Callable[[str], None] = points.reach) -> None:
-            reach(name)
-            with open(notes, "a") as stream:
-                stream.write(name + "\n")
-
-        points.reach = note  # type: ignore[method-assign]
-
-    study.run("submit", before=watch)
-    return notes.read_text().splitlines()
 
 
 def clear(study: Study) -> None:
@@ -142,27 +67,22 @@ def assert_each_is_there_once(study: Study, runs: int = 4) -> None:
 
 
 def test_a_submit_killed_anywhere_is_made_up_for(study: Study) -> None:
-    """kill -9 after each write, inside and after each transaction, before and after each Slurm call; then submit again.
+    """kill -9 before changes of files, before and after each transaction and each Slurm call; then submit again.
 
-    Every fourth point of the small and many file operations, and every one of the others.
+    ``python -m tests.slurm.kill_sweep`` does it with many runs that are carried out.
     """
     study.run("plan")
     clear(study)
     points = all_points(study)
     assert_each_is_there_once(study)
-    frequent = {"after replace", "after mkdir", "after dump", "after rename"}
-    chosen = [
-        (name, number)
-        for name, count in Counter(points).items()
-        for number in range(1, count + 1, 4 if name in frequent else 1)
-    ]
-    assert len(chosen) >= 30
-    for name, number in chosen:
+    chosen = spread(points, 60)
+    assert len(chosen) == 60 and {point.what for point in chosen} == {point.what for point in points}
+    assert {"before rename", "after commit", "before sbatch", "after sbatch"} <= {point.what for point in chosen}
+    for point in chosen:
         clear(study)
-        point = Points(name, number)
-        done = study.run("submit", expect=None, before=point.install)
-        assert done.exit_code == -signal.SIGKILL, (name, number, done)
-        assert (name, number) != ("after sbatch", 1) or len(study.queued()) == 2
+        done = submit_killed(study, point)
+        assert done.exit_code == -signal.SIGKILL, (point, done)
+        assert point != Point("after sbatch") or len(study.queued()) == 2
         study.run("submit", before=quick_to_decide)
         assert_each_is_there_once(study)
 
@@ -172,26 +92,16 @@ def test_what_is_submitted_runs_although_nobody_came_back(any_lab: Lab, tmp_path
     """Killed right after sbatch, nothing moved, no number known: jobs find their calls, and are found themselves."""
     study = Study(any_lab, tmp_path / "study")
     study.write('[matrix]\nhardware = ["a100:1"]\nseed = [0, 1]\n')
-    done = study.run("submit", expect=None, before=Points("after sbatch", 1).install)
+    done = submit_killed(study, Point("after sbatch"))
     assert done.exit_code == -signal.SIGKILL
     rows = study.until_ended()
     assert [row["state"] for row in rows] == ["succeeded"] * 2 and job_ids(rows) == study.queued()
 
 
-def fake_sbatch(folder: Path, body: str) -> Path:
-    """A folder for PATH with an ``sbatch`` that knows the real one as ``$real``, and how often it was called."""
-    folder.mkdir()
-    program = folder / "sbatch"
-    head = f"#!/bin/bash\nreal={shutil.which('sbatch')}\necho call >>{folder}/calls\nn=$(wc -l <{folder}/calls)\n"
-    program.write_text(head + body)
-    program.chmod(0o755)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("body", "calls"),
     [
-        ('$real "$@" >/dev/null\n{no}', 2),
+        (ACCEPTED, 2),
         # The controller takes it a second after the client gave up.
         ('(sleep 1; $real "$@") </dev/null >/dev/null 2>&1 &\n{no}', 2),
         # Two jobs of one name: the caller before us tried twice.
@@ -313,3 +223,24 @@ def test_a_second_working_copy_learns_of_the_first_ones_jobs(study: Study, tmp_p
     done = study.run("submit")
     assert "too, and not ended" not in done.stderr, "nothing is to be sent from here"
     second.forget()
+
+
+def test_what_waits_has_no_folder_yet(study: Study) -> None:
+    """The verbs answer all the same; a new store learns of it; cancelled, it gets its folder, and retry goes from there."""
+    study.run("submit")
+    sent = study.queued()
+    assert not list(study.runs.glob("??/*"))
+    run_id = study.status()[0]["run_id"]
+    said = study.run("logs", run_id, expect=1).stderr
+    assert f"run {run_id} attempt 1 has printed nothing so far" in said and "it is pending" in said
+    assert "has no attempt 2" in study.run("logs", run_id, "--attempt", "2", expect=2).stderr
+    assert "0 files" in study.run("clean", "--yes").stdout
+    assert study.run("cancel", run_id).stdout == "1 runs cancelled\n"
+    study.until(lambda rows: [row["state"] for row in rows] == ["cancelled"] + ["pending"] * 3)
+    assert [path.name for path in study.runs.glob("??/*")] == [run_id]
+    (study.folder / "results.db").unlink()
+    rows = study.status()
+    assert [row["state"] for row in rows] == ["cancelled"] + ["pending"] * 3
+    assert sorted(row["job_id"] for row in rows) == sent
+    assert number_sent(study.run("retry", run_id)) == 1
+    assert_each_is_there_once(study)
