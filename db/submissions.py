@@ -241,6 +241,12 @@ def live(store: Store) -> list[AttemptRecord]:
     return _records(store, attempts.c.state.in_(_LIVE), (attempts.c.submitted_at, attempts.c.run_id))
 
 
+def tokens(store: Store) -> set[str]:
+    """Of every attempt that the store knows."""
+    with store.read() as connection:
+        return set(connection.execute(select(attempts.c.token).where(attempts.c.token.is_not(None))).scalars())
+
+
 def histories(store: Store) -> dict[str, list[AttemptRecord]]:
     """All attempts, oldest first, of each run whose newest one ended without a result or was sent by recovery."""
     newest = select(attempts.c.run_id).where(

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import snapshot
+from orchestrator.executors.slurm_records import ArrayFolder
 from workloads.contract import State
 from workloads.rundir import AttemptDir, RunDir, jobs_folder, read_json, run_dirs
 
@@ -170,9 +171,10 @@ def needed_snapshots(store: Store, runs: Path) -> set[str]:
     for record in live(store):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             found.add(str(read_json(RunDir.of(runs, record.run_id).spec).get("snapshot", "")))
-    for outbox in (runs / "queue" / "outbox").glob("*.json"):
+    found |= {str(record.about.get("snapshot", "")) for record in ArrayFolder(runs).open()}
+    for outbox in (runs / "queue" / "outbox").glob("*.jsonl"):
         with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
-            found |= {str(spec.get("snapshot", "")) for spec in read_json(outbox)}
+            found |= {str(json.loads(spec).get("snapshot", "")) for spec in outbox.read_bytes().splitlines()}
     return found - {""}
 
 

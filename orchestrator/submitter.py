@@ -2,9 +2,8 @@
 
     1. outbox      the specs of all runs to send, in one file
     2. store       one intent with a token for each run that nobody else is sending, in one transaction
-    3. run folder  spec.json
-    4. executor    the attempt itself, attempts/N/submission.json
-    5. store       pending; the outbox file may go
+    3. executor    the attempt itself, with all that its job needs
+    4. store       pending; the outbox file may go
 
 After a kill between any two of these, :func:`resume` finds the intents that were not handed over and goes on from
 there; handing over twice does no harm, as an attempt starts at most once. Two submits at once are kept apart by step 2.
@@ -13,6 +12,7 @@ there; handing over twice does no harm, as an attempt starts at most once. Two s
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -33,9 +33,8 @@ from orchestrator.executors.protocol import Delivery, Receipt
 from orchestrator.executors.slurm import check_here
 from orchestrator.executors.slurm_records import SiteFolder, shape_key
 from orchestrator.resources import LOCAL
-from orchestrator.together import for_each
 from workloads.contract import RunSpec, State
-from workloads.rundir import RunDir, encoded, read_json, write_bytes
+from workloads.rundir import RunDir, line, write_bytes
 
 if TYPE_CHECKING:
     from db.engine import Store
@@ -45,10 +44,6 @@ if TYPE_CHECKING:
 
 OUTBOX_AGE_S = 3600.0
 """An outbox file whose submit was killed is cleared away when it is older, so never under a living submit."""
-_SENT = ".sent"
-"""Name of an outbox file of which everything was handed over."""
-_ON_DISK_S = 120.0
-"""By then a file that was written is on its disk: kernels wait a fraction of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,25 +168,16 @@ def send(
         receipts: list[Receipt] = []
         if fitting:
             fitting = _with_code(runs, fitting, target, anew=anew)
-            specs = {spec.run_id: spec for spec, _ in fitting}
-            contents = {run_id: encoded(spec.to_json()) for run_id, spec in specs.items()}
-            outbox = _set_aside(runs, contents.values())
+            lines = {spec.run_id: line(spec.to_json()) for spec, _ in fitting}
+            outbox = _set_aside(runs, lines.values())
             intents = record_intents(store, runs, fitting, target, newest_known=newest_known, recoveries=recoveries)
-            shapes = {spec.run_id: shape for spec, shape in fitting}
-            recorded = [
-                _Recorded(
-                    Sent(intent.run_id, intent.attempt, intent.token),
-                    specs[intent.run_id],
-                    contents[intent.run_id],
-                    intent.submitted_at,
-                    shapes[intent.run_id],
-                    (recoveries or {}).get(intent.run_id),
-                )
+            by_id = {spec.run_id: (spec, lines[spec.run_id], shape) for spec, shape in fitting}
+            deliveries = [
+                _delivery(runs, target, intent, *by_id[intent.run_id], (recoveries or {}).get(intent.run_id))
                 for intent in intents
             ]
-            receipts = _hand_over(store, runs, target, recorded)
-            # Its specs are in the runs' folders, but a power cut could still lose them there.
-            os.replace(outbox, outbox.with_suffix(_SENT))
+            receipts = _hand_over(store, runs, target, deliveries)
+            outbox.unlink()
         if alone:
             _clear_outbox(runs)
     carrier.wake()
@@ -238,7 +224,7 @@ def _resume(store: Store, runs: Path, *, patient: bool = True) -> list[tuple[Sen
     if not left:
         return []
     set_aside = _outbox(runs)
-    found: dict[str, list[_Recorded]] = {}
+    found: dict[str, list[Delivery]] = {}
     lost = []
     for record in left:
         if tracker.executor(record.target, runs) is None:
@@ -248,16 +234,14 @@ def _resume(store: Store, runs: Path, *, patient: bool = True) -> list[tuple[Sen
             why = "submit was interrupted before its spec was written; orchestrate retry or submit sends it again"
             lost.append(Mark(record.run_id, record.attempt, State.LOST, reason="never_sent", message=why))
             continue
-        sent = Sent(record.run_id, record.attempt, record.token)
-        found.setdefault(record.target, []).append(
-            _Recorded(sent, spec, encoded(spec.to_json()), record.submitted_at, record.shape, record.recovery)
-        )
+        delivery = _delivery(runs, record.target, record, spec, line(spec.to_json()), record.shape, record.recovery)
+        found.setdefault(record.target, []).append(delivery)
     if lost:
         mark_all(store, lost)
     done: list[tuple[Sent, Receipt]] = []
-    for target, attempts in found.items():
-        receipts = {receipt.token: receipt for receipt in _hand_over(store, runs, target, attempts, patient=patient)}
-        done += [(a.sent, receipts[a.sent.token]) for a in attempts]
+    for target, deliveries in found.items():
+        receipts = {receipt.token: receipt for receipt in _hand_over(store, runs, target, deliveries, patient=patient)}
+        done += [(Sent(d.spec.run_id, d.attempt.number, d.token), receipts[d.token]) for d in deliveries]
     _clear_outbox(runs)
     return done
 
@@ -310,44 +294,42 @@ def _with_code(
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    """An attempt whose intent is in the store."""
-
-    sent: Sent
-    spec: RunSpec
-    content: bytes
-    """Of ``spec.json``."""
-    submitted_at: str | None
-    shape: Mapping[str, Any]
-    recovery: Mapping[str, Any] | None
+def _delivery(
+    runs: Path,
+    target: str,
+    intent: Intent | AttemptRecord,
+    spec: RunSpec,
+    spec_line: bytes,
+    shape: Mapping[str, Any],
+    recovery: Mapping[str, Any] | None,
+) -> Delivery:
+    token = intent.token
+    assert token is not None, "an intent has a token"
+    about = {
+        "token": token,
+        "target": target,
+        "attempt": intent.attempt,
+        "submitted_at": intent.submitted_at,
+        "time_limit_s": spec.execution.time_limit_s,
+        "snapshot": spec.snapshot,
+        "shape": shape,
+        "recovery": recovery,
+    }
+    return Delivery(token, RunDir.of(runs, spec.run_id).attempt(intent.attempt), spec, shape, about, spec_line)
 
 
 def _hand_over(
-    store: Store, runs: Path, target: str, attempts: Sequence[_Recorded], *, patient: bool = True
+    store: Store, runs: Path, target: str, deliveries: Sequence[Delivery], *, patient: bool = True
 ) -> list[Receipt]:
-    """Write each run's files, then give the attempts to the executor, then say so in the store."""
+    """Give the attempts to the executor, then say so in the store."""
     from db.submissions import Mark, mark_all, withdraw
 
-    if not attempts:
+    if not deliveries:
         return []
-    deliveries, contents = [], []
-    for recorded in attempts:
-        sent, spec = recorded.sent, recorded.spec
-        run = RunDir.of(runs, sent.run_id)
-        contents.append((run, recorded.content))
-        about = {
-            "token": sent.token,
-            "target": target,
-            "attempt": sent.attempt,
-            "submitted_at": recorded.submitted_at,
-            "time_limit_s": spec.execution.time_limit_s,
-            "snapshot": spec.snapshot,
-            "shape": recorded.shape,
-            "recovery": recorded.recovery,
-        }
-        deliveries.append(Delivery(sent.token, run.attempt(sent.attempt), spec, recorded.shape, about))
-    for_each(lambda content: content[0].keep_spec(content[1]), contents)
+    for delivery in deliveries:
+        if delivery.attempt.number > 1:
+            # Should a scheduler start the earlier attempt's job again, that must see that it was taken over.
+            delivery.introduce()
     carrier = tracker.executor(target, runs)
     assert carrier is not None, "nothing is recorded for a target that cannot be reached"
     receipts = carrier.send(deliveries, patient=patient)
@@ -378,48 +360,33 @@ def _hand_over(
 def _set_aside(runs: Path, specs: Iterable[bytes]) -> Path:
     folder = QueueFolder(runs)
     folder.create()
-    path = folder.outbox / f"{uuid.uuid4().hex}.json"
-    write_bytes(path, b"[" + b",".join(specs) + b"]")
+    path = folder.outbox / f"{uuid.uuid4().hex}.jsonl"
+    write_bytes(path, b"".join(specs))
     return path
 
 
 def _outbox(runs: Path) -> dict[str, RunSpec]:
     """Specs by run id, of every submit that did not get to its end; the newest one of a run."""
     specs: dict[str, RunSpec] = {}
-    for path in sorted(QueueFolder(runs).outbox.glob("[!.]*.json"), key=lambda path: path.stat().st_mtime):
-        specs |= {spec.run_id: spec for spec in _specs_in(path)}
+    for path in sorted(QueueFolder(runs).outbox.glob("[!.]*"), key=lambda path: path.stat().st_mtime):
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+            found = [RunSpec.from_json(json.loads(text)) for text in path.read_bytes().splitlines()]
+            specs |= {spec.run_id: spec for spec in found}
     return specs
 
 
 def _clear_outbox(runs: Path) -> None:
-    """Take away what nobody needs any more; specs that a power cut has lost are written again from there."""
+    """Take away what submits have left that were killed long ago."""
     for path in QueueFolder(runs).outbox.glob("[!.]*"):
         with contextlib.suppress(FileNotFoundError):
-            age_s = time.time() - path.stat().st_mtime
-            if path.suffix == _SENT and age_s > _ON_DISK_S:
-                for spec in _specs_in(path):
-                    run = RunDir.of(runs, spec.run_id)
-                    if _spec_of(run) is None:
-                        run.write_spec(spec)
+            if time.time() - path.stat().st_mtime > OUTBOX_AGE_S:
                 path.unlink()
-            elif path.suffix != _SENT and age_s > OUTBOX_AGE_S:
-                path.unlink()
-
-
-def _specs_in(outbox: Path) -> list[RunSpec]:
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-        return [RunSpec.from_json(data) for data in read_json(outbox)]
-    return []
 
 
 def _spec_on_disk(runs: Path, record: AttemptRecord) -> RunSpec | None:
     """The run's spec, when this attempt got as far as its own files: an older attempt's spec may be another one."""
     run = RunDir.of(runs, record.run_id)
-    return _spec_of(run) if run.attempt(record.attempt).submission.exists() else None
-
-
-def _spec_of(run: RunDir) -> RunSpec | None:
-    try:
-        return run.read_spec()
-    except (OSError, ValueError):
-        return None
+    if run.attempt(record.attempt).submission.exists():
+        with contextlib.suppress(OSError, ValueError):
+            return run.read_spec()
+    return None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.executors.local import LocalExecutor
 from orchestrator.executors.protocol import Executor
 from orchestrator.executors.slurm import SlurmCluster
+from orchestrator.executors.slurm_records import ArrayFolder
 from orchestrator.outlook import Outlook, outlooks
 from orchestrator.recovery import Action
 from orchestrator.resources import LOCAL
@@ -87,6 +88,7 @@ def refresh(store: Store, runs: Path, *, fresh: bool = False) -> list[Problem]:
     from db.ingest import collect
     from db.submissions import Mark, live, mark_all
 
+    unread = _lay_out_unknown(store, runs)
     problems = collect(store, runs).problems
     marks = []
     by_target: dict[str, list[AttemptRecord]] = {}
@@ -103,7 +105,7 @@ def refresh(store: Store, runs: Path, *, fresh: bool = False) -> list[Problem]:
                 record.run_id,
                 record.attempt,
                 found.state,
-                job_id=job_id(place) or record.job_id,
+                job_id=job_id(place) or found.job_id or record.job_id,
                 reason=found.reason,
                 message=found.message,
             )
@@ -114,6 +116,25 @@ def refresh(store: Store, runs: Path, *, fresh: bool = False) -> list[Problem]:
         mark_all(store, marks)
         if any(not mark.state.live for mark in marks):
             problems = collect(store, runs).problems
+    return unread + problems
+
+
+def _lay_out_unknown(store: Store, runs: Path) -> list[Problem]:
+    """Make the folders of what waits in Slurm and a store does not know that came later; what cannot be made."""
+    from db.reading import problem
+    from db.submissions import tokens
+
+    arrays = ArrayFolder(runs)
+    records = arrays.open()
+    known = tokens(store) if records else set()
+    problems = []
+    for record in records:
+        unknown = [index for index, task in enumerate(record.tasks) if task.token not in known]
+        try:
+            if unknown:
+                arrays.lay_out(record, unknown)
+        except (OSError, ValueError) as error:
+            problems.append(problem(arrays.of(record), error))
     return problems
 
 

@@ -22,11 +22,11 @@ from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from pathlib import Path
 
-from workloads import frozen, provenance, registry, slurm_start
+from workloads import arrays, frozen, provenance, registry, slurm_start
 from workloads.contract import RANK_LOST, RunResult, State
 from workloads.errors import InputError, JobError, OrchestrateError
 from workloads.job import Events, Interrupted, Job, Orders, say
-from workloads.rundir import AttemptDir, RunDir, attempt_of_task
+from workloads.rundir import AttemptDir, RunDir
 from workloads.watchdog import Pulse
 from workloads.world import World, check, visible_gpus
 
@@ -104,9 +104,9 @@ def run_task(array: str) -> None:
     """Carry out the attempt of this task of a Slurm array on this rank, as :func:`run` does.
 
     Args:
-        array: the array's folder, where its record is.
+        array: the array's folder, where its record and specs are.
     """
-    attempt = attempt_of_task(Path(array), int(os.environ["SLURM_ARRAY_TASK_ID"]))
+    (attempt,) = arrays.lay_out(Path(array), [int(os.environ["SLURM_ARRAY_TASK_ID"])])
     run(str(attempt.path.parent.parent), attempt.number)
 
 

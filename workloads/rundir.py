@@ -9,7 +9,7 @@
             rendezvous.json            where rank 0 listens for the others
             hang.<rank>.txt            stacks, when the rank's watchdog fired
             result.json                temp + rename; its presence is the end of the attempt in the job's own words
-            submission.json            token, target, shape, job id; written by who sends it, once it is sent
+            submission.json            token, target, shape, job id; who sent it, and what for
             exit.json                  how a supervisor (local mode) or the tracker saw the attempt end
             held                       it is not to be sent again by itself: somebody cancelled the ended run
             job/                       submitit's folder in local mode: pickles and rank logs
@@ -18,7 +18,7 @@
     RUNS/jobs/<job id>/                submitit's folder of a Slurm array: pickles and rank logs
     RUNS/jobs/slurm-<job id>_<i>.out   what the job script itself said
     RUNS/jobs/orc-<token>/             an array from before its sbatch on (see orchestrator.executors.slurm_records):
-        array.json                     which attempt each task is
+        array.json, specs.jsonl        which attempt each task is, and what to train (see workloads.arrays)
     RUNS/sites/<target>/               a cluster's limits, job scripts and newest answers
     RUNS/queue/                        local mode's queue (see orchestrator.executors.local)
     RUNS/snapshots/                    the code that was submitted (see workloads.frozen)
@@ -61,9 +61,9 @@ def encoded(data: Any) -> bytes:
     return _encoded("{\n " + ",\n ".join(lines) + "\n}\n" if lines else "{}\n")
 
 
-def joined(first: bytes, second: bytes) -> bytes:
-    """What :func:`encoded` makes of two objects as one; neither is empty, and no key is in both."""
-    return first.removesuffix(b"\n}\n") + b"," + second.removeprefix(b"{")
+def line(data: Any) -> bytes:
+    """Strict UTF-8 JSON as one line."""
+    return _encoded(_compact(data) + "\n")
 
 
 _compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -234,19 +234,13 @@ class RunDir:
         return [self.attempt(number) for number in numbers]
 
     def write_spec(self, spec: RunSpec) -> None:
-        _make_folders(self.path)
-        write_json(self.spec, spec.to_json())
-
-    def keep_spec(self, content: bytes) -> None:
-        """Write ``spec.json`` where it is another one or none; that it outlives a power cut is somebody else's care."""
-        spec = self.spec
-        try:
-            if spec.read_bytes() == content:
+        """Write ``spec.json`` where it is another one or none."""
+        content = encoded(spec.to_json())
+        with contextlib.suppress(OSError):
+            if self.spec.read_bytes() == content:
                 return
-        except OSError:
-            self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / "attempts").mkdir(exist_ok=True)
-        write_bytes(spec, content, durable=False)
+        _make_folders(self.path)
+        write_bytes(self.spec, content)
 
     def read_spec(self) -> RunSpec:
         """Raises FileNotFoundError, or ValueError for a file that is not this run's spec."""
@@ -273,17 +267,6 @@ def _make_folders(path: Path) -> None:
 def jobs_folder(runs: Path) -> Path:
     """Where submitit keeps the pickles and rank logs of Slurm arrays."""
     return runs / "jobs"
-
-
-def array_file(array: Path) -> Path:
-    """The record of a Slurm array, in its folder: which attempt each of its tasks is."""
-    return array / "array.json"
-
-
-def attempt_of_task(array: Path, index: int) -> AttemptDir:
-    """The attempt that a task of a Slurm array carries out."""
-    run_id, attempt, *_ = read_json(array_file(array))["tasks"][index]
-    return RunDir.of(array.parent.parent, run_id).attempt(attempt)
 
 
 def sites_folder(runs: Path) -> Path:

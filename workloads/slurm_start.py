@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workloads.contract import State
-from workloads.rundir import AttemptDir, RunDir, read_json
+from workloads.rundir import AttemptDir, RunDir, read_json, write_json
 
 
 def is_job(env: Mapping[str, str] = os.environ) -> bool:
@@ -61,10 +61,19 @@ def claim(attempt: AttemptDir, env: Mapping[str, str] = os.environ) -> str:
     owner = read_json(attempt.owner)
     if owner["job_id"] != job["job_id"]:
         return f"job {owner['job_id']} has started it, and this is job {job['job_id']}"
-    if job["restarts"] and env.get("SLURM_PROCID", "0") == "0":
-        for path in (attempt.exit, attempt.result):
+    if env.get("SLURM_PROCID", "0") == "0":
+        _tell_number(attempt, job["job_id"])
+        for path in (attempt.exit, attempt.result) if job["restarts"] else ():
             path.unlink(missing_ok=True)
     return ""
+
+
+def _tell_number(attempt: AttemptDir, job_id: str) -> None:
+    """Nobody may have known the job's number when ``submission.json`` was written."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        said = read_json(attempt.submission)
+        if said.get("job_id") != job_id:
+            write_json(attempt.submission, {**said, "job_id": job_id}, durable=False)
 
 
 def _verdict(attempt: AttemptDir) -> str:

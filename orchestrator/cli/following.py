@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.executors.endings import Exit
-from workloads.rundir import AttemptDir, jobs_folder, read_events, read_json
+from workloads.rundir import AttemptDir, jobs_folder, read_events
 
 POLL_S = 0.3
 _LINE_BYTES = 200
@@ -53,22 +53,22 @@ class _Tail:
         return shown
 
 
-def show(attempt: AttemptDir, wanted: Wanted, *, follow: bool) -> bool:
+def show(attempt: AttemptDir, job_id: str | None, wanted: Wanted, *, follow: bool) -> bool:
     """Print an attempt's logs; whether there was anything in them."""
     tail = _Tail()
     while True:
         # Asked before reading, so that what came last is still read.
         ended = not follow or Exit.read(attempt) is not None or attempt.result.exists()
-        shown = tail.show(_files(attempt, wanted))
+        shown = tail.show(_files(attempt, job_id, wanted))
         if ended and not (follow and shown):
             return bool(tail.offsets)
         time.sleep(POLL_S)
 
 
-def last_lines(attempt: AttemptDir, count: int) -> list[str]:
+def last_lines(attempt: AttemptDir, job_id: str | None, count: int) -> list[str]:
     """The last lines that rank 0 of an attempt printed, standard error after standard output."""
     lines: list[str] = []
-    for path in _files(attempt, Wanted(rank=0, stdout=True, stderr=True)):
+    for path in _files(attempt, job_id, Wanted(rank=0, stdout=True, stderr=True)):
         try:
             with open(path, "rb") as stream:
                 stream.seek(max(0, stream.seek(0, 2) - count * _LINE_BYTES))
@@ -78,25 +78,23 @@ def last_lines(attempt: AttemptDir, count: int) -> list[str]:
     return lines[-count:]
 
 
-def _files(attempt: AttemptDir, wanted: Wanted) -> list[Path]:
-    ranks = range(_num_ranks(attempt)) if wanted.rank is None else [wanted.rank]
-    return [path for rank in ranks for path in _of_rank(attempt, rank) if _is_wanted(path, wanted)]
+def _files(attempt: AttemptDir, job_id: str | None, wanted: Wanted) -> list[Path]:
+    ranks = range(_num_ranks(attempt, job_id)) if wanted.rank is None else [wanted.rank]
+    return [path for rank in ranks for path in _of_rank(attempt, job_id, rank) if _is_wanted(path, wanted)]
 
 
-def _of_rank(attempt: AttemptDir, rank: int) -> list[Path]:
+def _of_rank(attempt: AttemptDir, job_id: str | None, rank: int) -> list[Path]:
     """Local mode's files, else the Slurm task's, else those that the rank itself said it writes to."""
-    files = attempt.logs(rank) or _of_task(attempt, rank)
+    files = attempt.logs(rank) or _of_task(attempt, job_id, rank)
     if files:
         return sorted(files, key=lambda path: path.suffix != ".out")
     starts, _ = read_events(attempt.events(rank), 0, "start")
     return [Path(name) for event in starts[-1:] for name in event.get("logs", []) if Path(name).is_file()]
 
 
-def _of_task(attempt: AttemptDir, rank: int) -> list[Path]:
+def _of_task(attempt: AttemptDir, job_id: str | None, rank: int) -> list[Path]:
     """Rank logs of a task of a Slurm array; where there is none, what the job script said."""
-    try:
-        job_id = str(read_json(attempt.submission)["job_id"])
-    except (OSError, ValueError, KeyError, TypeError):
+    if job_id is None:
         return []
     jobs = jobs_folder(attempt.path.parents[3])
     ranks = [jobs / job_id.partition("_")[0] / f"{job_id}_{rank}_log.{kind}" for kind in ("out", "err")]
@@ -109,8 +107,8 @@ def _is_wanted(path: Path, wanted: Wanted) -> bool:
     return wanted.stderr if path.suffix == ".err" else wanted.stdout
 
 
-def _num_ranks(attempt: AttemptDir) -> int:
+def _num_ranks(attempt: AttemptDir, job_id: str | None) -> int:
     number = 0
-    while _of_rank(attempt, number):
+    while _of_rank(attempt, job_id, number):
         number += 1
     return number

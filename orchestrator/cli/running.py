@@ -196,6 +196,7 @@ def logs(
 
     Example: orchestrate logs cnn-eager --follow
     """
+    from orchestrator import tracker
     from orchestrator.cli import following
     from workloads.rundir import RunDir
 
@@ -203,10 +204,12 @@ def logs(
     chosen = _one(refreshed(workspace), run)
     number = attempt or chosen.attempt
     place = RunDir.of(workspace.runs, chosen.run_id).attempt(number)
-    if not place.path.is_dir():
+    # The newest one gets its folder when its job starts.
+    if number != chosen.attempt and not place.path.is_dir():
         raise InputError(f"run {chosen.run_id} has no attempt {number}", hint=f"its newest is {chosen.attempt}")
+    job_id = chosen.job_id if number == chosen.attempt else tracker.job_id(place)
     wanted = following.Wanted(rank=None if every else rank, stdout=stdout or not stderr, stderr=stderr or not stdout)
-    shown = following.show(place, wanted, follow=follow)
+    shown = following.show(place, job_id, wanted, follow=follow)
     if not shown:
         why = f"it is {chosen.state.value}" + (f": {chosen.message or chosen.reason}" if chosen.reason else "")
         raise OperationError(f"run {chosen.run_id} attempt {number} has printed nothing so far", why=why)

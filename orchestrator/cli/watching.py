@@ -147,7 +147,7 @@ class Screen:
         log: list[str] = []
         if chosen is not None:
             attempt = RunDir.of(self._workspace.runs, chosen.run_id).attempt(chosen.attempt)
-            log = following.last_lines(attempt, _LOG_LINES)
+            log = following.last_lines(attempt, chosen.job_id, _LOG_LINES)
         width, height = self._console.size
         self._live.update(screen.draw(seen, looks, log, (width, height)), refresh=True)
 

@@ -28,6 +28,7 @@ from orchestrator.executors.machine import local_machine
 from orchestrator.executors.protocol import Delivery, Receipt, Verdict
 from orchestrator.executors.witnesses import LocalView, verdict
 from orchestrator.resources import fitting_gpus
+from orchestrator.together import for_each
 from workloads.contract import Hardware, State
 from workloads.rundir import AttemptDir
 
@@ -53,14 +54,14 @@ class LocalExecutor:
         return None
 
     def send(self, deliveries: Sequence[Delivery], *, patient: bool = True) -> list[Receipt]:  # noqa: ARG002
-        """Put attempts into the queue, in order. Their specs are in place."""
+        """Put attempts into the queue, in order."""
         self._folder.create()
+        for_each(Delivery.introduce, deliveries)
         machine = local_machine()
         environ = carried(os.environ)
         environ.pop(processes.TOKEN_VARIABLE, None)
         now = time.time()
         for number, delivery in enumerate(deliveries):
-            delivery.introduce()
             expect = delivery.spec.expect
             kind = Hardware.parse(delivery.spec.train.hardware).kind
             entry = Entry(

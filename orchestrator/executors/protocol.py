@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from workloads.contract import RunSpec, State
-from workloads.rundir import AttemptDir, write_json
+from workloads.rundir import AttemptDir, RunDir, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,14 @@ class Delivery:
     """Its resource shape."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """What ``submission.json`` says of it, but for the job id."""
+    spec_line: bytes = b""
+    """The spec as a line of a file of specs."""
 
     def introduce(self) -> None:
-        """Make the attempt's folder and its ``submission.json``; one that is there stays, as it may have the job id."""
+        """Make the files of the run and the attempt; a submission that is there stays, as it may have the job id."""
         self.attempt.create()
         if self.about and not self.attempt.submission.exists():
+            RunDir(self.attempt.path.parents[1]).write_spec(self.spec)
             write_json(self.attempt.submission, {**self.about, "job_id": None}, durable=False)
 
 
@@ -54,6 +57,8 @@ class Verdict:
     """A word for tables and filters."""
     message: str = ""
     """A sentence for people."""
+    job_id: str | None = None
+    """Where the attempt's own files may not tell it."""
 
 
 class Executor(Protocol):

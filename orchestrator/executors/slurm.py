@@ -2,10 +2,10 @@
 
 Every command may be killed between any two lines here. What makes up for that is the order in ``_send_array``:
 
-    1. the record of the array, with its token and what each index stands for, is on disk
+    1. the specs and the record of the array, with its token and what each index stands for, are on disk
     2. the call and the script are on disk under the token
     3. ``sbatch``, the token being the job's name
-    4. the job's number goes into the record, then into each attempt's ``submission.json``
+    4. the job's number goes into the record
 
 A record without a number is an array that Slurm may or may not have: it is looked for by name, and adopted. Only when
 Slurm has answered for a while that it knows no such job is the record discarded, and its tasks go out anew.
@@ -32,10 +32,9 @@ from orchestrator.executors.slurm_queries import Newest, Seen, SeenArray
 from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, shape_key
 from orchestrator.executors.slurm_states import TOLD_TO_END, Phase, Witnesses, rank_codes_in, verdict
 from orchestrator.quantities import format_memory, parse_time_limit
-from orchestrator.together import for_each
 from workloads import frozen
 from workloads.contract import State
-from workloads.rundir import AttemptDir, jobs_folder, read_json, write_bytes
+from workloads.rundir import AttemptDir, jobs_folder, read_json
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +64,11 @@ class _Place:
 
     record: ArrayRecord
     index: int
+
+    @property
+    def job_id(self) -> str | None:
+        """None until Slurm is known to have the array."""
+        return f"{self.record.job_id}_{self.index}" if self.record.job_id is not None else None
 
 
 class SlurmCluster:
@@ -160,13 +164,16 @@ class SlurmCluster:
         places = _index(self._arrays.open(self._site.name))
         submit_host = at_work.elsewhere(self._runs)
         submit_alive = bool(submit_host) or at_work.here(self._runs)
-        verdicts = []
+        verdicts, ends = [], []
         for attempt, token, recorded in wanted:
-            witnesses = self._witnesses(attempt, token, recorded, places.get(token), newest)
+            place = places.get(token)
+            witnesses = self._witnesses(attempt, token, recorded, place, newest)
             found = verdict(replace(witnesses, submit_alive=submit_alive, submit_host=submit_host))
             if not found.state.live and found.state is not State.SUCCEEDED and witnesses.exit is None:
-                Exit(found.state, found.reason, found.message, nodes=witnesses.node).write(attempt)
-            verdicts.append(found)
+                end = Exit(found.state, found.reason, found.message, nodes=witnesses.node)
+                ends.append((attempt, place, end))
+            verdicts.append(replace(found, job_id=place.job_id if place else None))
+        self._conclude(ends)
         newest.over_since = {t: at for t, at in newest.over_since.items() if t in tokens}
         newest.write(self._folder)
         live = {token for (_, token, _), found in zip(wanted, verdicts, strict=True) if found.state.live}
@@ -180,18 +187,19 @@ class SlurmCluster:
             CommandError: ``scancel`` failed; what it was asked to end may go on.
         """
         places = self._places()
-        ids = []
+        ids, ends = [], []
         for attempt, token in attempts:
             place = places.get(token)
             if place is not None:
                 self._arrays.ask_cancel(place.record, place.index)
-            if place is not None and place.record.job_id is not None:
-                ids.append((place, f"{place.record.job_id}_{place.index}"))
+            if place is not None and place.job_id is not None:
+                ids.append(place.job_id)
             elif Exit.read(attempt) is None:
                 # It may still come to Slurm; the job itself then finds this and does nothing.
-                attempt.create()
-                Exit(State.CANCELLED, "cancelled", "stopped by orchestrate cancel before it was sent").write(attempt)
-        for batch in slurm_commands.batches([job_id for _, job_id in ids], CANCELS_PER_CALL):
+                end = Exit(State.CANCELLED, "cancelled", "stopped by orchestrate cancel before it was sent")
+                ends.append((attempt, place, end))
+        self._conclude(ends)
+        for batch in slurm_commands.batches(ids, CANCELS_PER_CALL):
             answer = slurm_commands.run("scancel", *batch)
             if not answer.ok and not _only_ended(answer.text):
                 raise answer.error(hint="nothing was changed here; orchestrate cancel asks again")
@@ -201,10 +209,9 @@ class SlurmCluster:
         places = _index(self._arrays.all(self._site.name))
         for _, token in attempts:
             place = places.get(token)
-            if place is not None and place.record.job_id is not None:
+            if place is not None and place.job_id is not None:
                 # By name too: a number may be another job's by now.
-                job_id = f"{place.record.job_id}_{place.index}"
-                slurm_commands.run("scancel", f"--name={place.record.name}", job_id)
+                slurm_commands.run("scancel", f"--name={place.record.name}", place.job_id)
 
     # --- sending ---
 
@@ -236,7 +243,7 @@ class SlurmCluster:
             return [Receipt(d.token, State.FAILED, reason="no_script", message=what) for d in chunk]
         # Slurm opens a job's output before its script can make a folder, and fails the job where there is none.
         jobs_folder(self._runs).mkdir(parents=True, exist_ok=True)
-        record = self._arrays.write(ArrayRecord.new(self._site.name, chunk))
+        record = self._arrays.begin(ArrayRecord.new(self._site.name, chunk), (d.spec_line for d in chunk))
         spec = chunk[0].spec
         others = chunk[0].shape.get("arguments", {})
         record, queue = self._choose_queue(record, chunk, others)
@@ -267,7 +274,7 @@ class SlurmCluster:
                 return [Receipt(d.token, State.FAILED, reason="refused", message=said) for d in chunk]
             log.warning("sbatch did not say whether it took %s: %s", record.name, error.answer.text)
             return self._settle(record, patient=patient)
-        return self._sent(record, [delivery.attempt for delivery in chunk])
+        return self._sent(record)
 
     def _choose_queue(
         self, record: ArrayRecord, chunk: Sequence[Delivery], others: Mapping[str, str]
@@ -287,17 +294,7 @@ class SlurmCluster:
         record = replace(record, partition=pair.partition, qos=pair.qos, expected_start=said.start)
         return self._arrays.write(record), slurm_queues.arguments(pair)
 
-    def _sent(self, record: ArrayRecord, attempts: Sequence[AttemptDir] = ()) -> list[Receipt]:
-        """Tell every attempt its job's number; ``attempts`` where they are at hand."""
-
-        def tell(about: tuple[int, AttemptDir, bytes]) -> None:
-            index, attempt, content = about
-            if _object(attempt.submission).get("job_id") != f"{record.job_id}_{index}":
-                attempt.path.mkdir(parents=True, exist_ok=True)
-                write_bytes(attempt.submission, content, durable=False)
-
-        attempts = attempts or [task.directory(self._runs) for task in record.tasks]
-        for_each(tell, list(zip(range(len(attempts)), attempts, record.submissions(), strict=True)))
+    def _sent(self, record: ArrayRecord) -> list[Receipt]:
         return [
             Receipt(task.token, State.PENDING, job_id=f"{record.job_id}_{index}", reason="queued")
             for index, task in enumerate(record.tasks)
@@ -400,8 +397,8 @@ class SlurmCluster:
         self, witnesses: Witnesses, attempt: AttemptDir, record: ArrayRecord, index: int, seen: Seen | None
     ) -> Witnesses:
         """What is looked at only when a task has ended: how, in whose words, with what limits."""
-        submission = _object(attempt.submission)
-        shape = submission.get("shape") or {}
+        about = {**record.about, **record.tasks[index].about}
+        shape = about.get("shape") or {}
         ranks = int(shape.get("nodes") or 1) * int(shape.get("ranks_per_node") or 1)
         logs = jobs_folder(self._runs) / str(record.job_id)
         script_log = _tail(self._script_log(record, index))
@@ -419,11 +416,25 @@ class SlurmCluster:
             told_by=str(interrupts[-1].get("signal", "")) if interrupts else "",
             exit_code=seen.exit_code if seen else None,
             rank_codes=codes,
-            limit_s=submission.get("time_limit_s"),
+            limit_s=about.get("time_limit_s"),
             memory=format_memory(memory) if isinstance(memory, int) and memory else "",
             out_of_memory=bool(seen and seen.out_of_memory) or bool(_MEMORY_LIMIT.search(script_log + "".join(errors))),
             last_words=next((text for text in said if text), ""),
         )
+
+    def _conclude(self, ends: Iterable[tuple[AttemptDir, _Place | None, Exit]]) -> None:
+        """Write how attempts ended, also of those whose jobs did not come to making their folders."""
+        ends = list(ends)
+        missing: dict[str, tuple[ArrayRecord, list[int]]] = {}
+        for attempt, place, _ in ends:
+            if place is None:
+                attempt.create()
+            elif not attempt.submission.exists():
+                missing.setdefault(place.record.token, (place.record, []))[1].append(place.index)
+        for record, indexes in missing.values():
+            self._arrays.lay_out(record, indexes)
+        for attempt, _, end in ends:
+            end.write(attempt)
 
     def _script_log(self, record: ArrayRecord, index: int) -> Path:
         return jobs_folder(self._runs) / f"slurm-{record.job_id}_{index}.out"

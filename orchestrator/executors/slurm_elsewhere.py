@@ -9,7 +9,8 @@ from pathlib import Path
 
 from orchestrator.executors import slurm_commands
 from orchestrator.executors.slurm_records import JOB_NAME_PREFIX, ArrayRecord
-from workloads.rundir import array_file, jobs_folder, read_json
+from workloads.arrays import record_file
+from workloads.rundir import jobs_folder, read_json
 
 
 def queued_elsewhere(runs: Path, run_ids: Collection[str]) -> dict[Path, list[str]]:
@@ -23,7 +24,7 @@ def queued_elsewhere(runs: Path, run_ids: Collection[str]) -> dict[Path, list[st
         if not name.startswith(JOB_NAME_PREFIX) or array.name != name or array.parent == jobs_folder(runs):
             continue
         with contextlib.suppress(OSError, ValueError):
-            record = ArrayRecord.from_json(read_json(array_file(array)))
+            record = ArrayRecord.from_json(read_json(record_file(array)))
             both = [task.run_id for task in record.tasks if task.run_id in run_ids]
             if both:
                 found.setdefault(array.parents[1], []).extend(both)

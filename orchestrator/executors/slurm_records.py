@@ -4,8 +4,9 @@
     RUNS/sites/<target>/scripts/<shape>.sh   the job script of each resource shape
     RUNS/sites/<target>/newest.json          what Slurm last said (orchestrator.executors.slurm_queries)
     RUNS/jobs/orc-<token>/array.json         one array, whole before its sbatch: index -> attempt (ArrayRecord)
+    RUNS/jobs/orc-<token>/specs.jsonl        what its tasks train (workloads.arrays)
     RUNS/jobs/orc-<token>/code               folder that comes first on the path of its tasks
-    RUNS/jobs/orc-<token>/call.pkl           submitit's call, the same for all tasks: array.json tells each its attempt
+    RUNS/jobs/orc-<token>/call.pkl           submitit's call, the same for all tasks
     RUNS/jobs/orc-<token>/cancel.<index>     somebody asked for the end of this task
     RUNS/jobs/orc-<token>/ended              nothing of it goes on any more
 
@@ -21,23 +22,13 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from workloads.rundir import (
-    AttemptDir,
-    RunDir,
-    array_file,
-    encoded,
-    jobs_folder,
-    joined,
-    read_json,
-    sites_folder,
-    write_bytes,
-    write_json,
-)
+from workloads.arrays import lay_out, record_file, specs_file
+from workloads.rundir import AttemptDir, RunDir, jobs_folder, read_json, sites_folder, write_bytes, write_json
 
 if TYPE_CHECKING:
     from orchestrator.executors.protocol import Delivery
@@ -220,16 +211,6 @@ class ArrayRecord:
         )
         return cls(token=uuid.uuid4().hex[:16], target=target, tasks=tasks, asked_at=time.time(), about=about)
 
-    def submissions(self) -> Iterator[bytes]:
-        """The content of ``submission.json`` of each task's attempt, once the job's number is known."""
-        chosen = {k: v for k in ("partition", "qos", "expected_start") if (v := getattr(self, k))}
-        common = {"target": self.target, **self.about, **chosen}
-        # Put into words once, however many tasks there are.
-        in_words = encoded(common)
-        for index, task in enumerate(self.tasks):
-            own = {"token": task.token, "attempt": task.attempt, "job_id": f"{self.job_id}_{index}"}
-            yield encoded({**common, **own, **task.about}) if task.about else joined(encoded(own), in_words)
-
     @classmethod
     def from_json(cls, data: Any) -> Self:
         """Raises ValueError for anything that is not a record of this version."""
@@ -248,13 +229,22 @@ class ArrayFolder:
     def of(self, record: ArrayRecord) -> Path:
         return jobs_folder(self.runs) / record.name
 
+    def begin(self, record: ArrayRecord, specs: Iterable[bytes]) -> ArrayRecord:
+        """Make a new array durable, with the line of each task's spec; returns it."""
+        self.of(record).mkdir(parents=True, exist_ok=True)
+        write_bytes(specs_file(self.of(record)), b"".join(specs))
+        return self.write(record)
+
     def write(self, record: ArrayRecord) -> ArrayRecord:
         """Make a record durable; returns it."""
-        self.of(record).mkdir(parents=True, exist_ok=True)
         tasks = [[t.run_id, t.attempt, t.token, *([t.about] if t.about else [])] for t in record.tasks]
         data = {f.name: getattr(record, f.name) for f in fields(record)} | {"tasks": tasks}
-        write_json(array_file(self.of(record)), data)
+        write_json(record_file(self.of(record)), data)
         return record
+
+    def lay_out(self, record: ArrayRecord, indexes: Iterable[int]) -> None:
+        """Make the folders of tasks whose jobs did not come to it."""
+        lay_out(self.of(record), indexes)
 
     def keep_code(self, record: ArrayRecord, folder: str) -> None:
         """Leave word for the job script of where the submitted code lies."""
@@ -267,21 +257,21 @@ class ArrayFolder:
     def discard(self, record: ArrayRecord) -> None:
         """Forget an array that Slurm does not have. The record goes first: without it the tasks were never sent."""
         with contextlib.suppress(FileNotFoundError):
-            array_file(self.of(record)).unlink()
+            record_file(self.of(record)).unlink()
         shutil.rmtree(self.of(record), ignore_errors=True)
 
-    def open(self, target: str) -> Iterator[ArrayRecord]:
-        """Every array of a target that may still be going on, oldest first."""
-        return (record for record in self.all(target, ended=False))
+    def open(self, target: str = "") -> list[ArrayRecord]:
+        """Every array of a target, or of all, that may still be going on, oldest first."""
+        return self.all(target, ended=False)
 
-    def all(self, target: str, *, ended: bool = True) -> Iterator[ArrayRecord]:
-        """Every array of a target, oldest first; without those of which nothing goes on unless ``ended``."""
+    def all(self, target: str = "", *, ended: bool = True) -> list[ArrayRecord]:
+        """Every array of a target, or of all, oldest first; without those of which nothing goes on unless ``ended``."""
         found = []
-        for path in jobs_folder(self.runs).glob(f"{JOB_NAME_PREFIX}*/array.json"):
+        for folder in jobs_folder(self.runs).glob(f"{JOB_NAME_PREFIX}*"):
             with contextlib.suppress(OSError, ValueError):
-                if ended or not (path.parent / "ended").exists():
-                    found.append(ArrayRecord.from_json(read_json(path)))
-        yield from sorted((r for r in found if r.target == target), key=lambda record: record.asked_at)
+                if ended or not (folder / "ended").exists():
+                    found.append(ArrayRecord.from_json(read_json(record_file(folder))))
+        return sorted((r for r in found if target in {"", r.target}), key=lambda record: record.asked_at)
 
     def close(self, record: ArrayRecord) -> None:
         """Note that nothing of an array goes on, so that nobody asks for it again."""

@@ -226,7 +226,7 @@ def test_a_second_working_copy_learns_of_the_first_ones_jobs(study: Study, tmp_p
 
 
 def test_what_waits_has_no_folder_yet(study: Study) -> None:
-    """The verbs answer all the same; a new store learns of it; cancelled, it gets its folder, and retry goes from there."""
+    """The verbs answer all the same, a new store learns of it, and what is cancelled gets its folder."""
     study.run("submit")
     sent = study.queued()
     assert not list(study.runs.glob("??/*"))
@@ -234,7 +234,7 @@ def test_what_waits_has_no_folder_yet(study: Study) -> None:
     said = study.run("logs", run_id, expect=1).stderr
     assert f"run {run_id} attempt 1 has printed nothing so far" in said and "it is pending" in said
     assert "has no attempt 2" in study.run("logs", run_id, "--attempt", "2", expect=2).stderr
-    assert "0 files" in study.run("clean", "--yes").stdout
+    assert "nothing to remove" in study.run("clean", "--yes").stdout
     assert study.run("cancel", run_id).stdout == "1 runs cancelled\n"
     study.until(lambda rows: [row["state"] for row in rows] == ["cancelled"] + ["pending"] * 3)
     assert [path.name for path in study.runs.glob("??/*")] == [run_id]

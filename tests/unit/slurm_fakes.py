@@ -10,6 +10,8 @@ import pytest
 
 from orchestrator.executors import slurm_queries
 from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, Task
+from workloads.contract import Execution, Expectation, RunSpec, TrainConfig
+from workloads.rundir import line
 
 FAKE = """#!/bin/sh
 name=$(basename "$0")
@@ -49,7 +51,18 @@ class Fakes:
     def array(self, tasks: int = 3, job_id: str | None = "77") -> ArrayRecord:
         names = tuple(Task(f"{i:016x}", 1, f"token{i}") for i in range(tasks))
         record = ArrayRecord(token="abc", target="one", tasks=names, asked_at=time.time() - 1, job_id=job_id)
-        return ArrayFolder(self.runs).write(record)
+        train = TrainConfig(model="cnn", dataset="digits", strategy="probe", hardware="cpu:1", cpus=1)
+        spec = RunSpec(
+            run_id=train.run_id(),
+            label="fake",
+            experiment="fakes",
+            train=train,
+            execution=Execution(),
+            expect=Expectation(ranks=1, nodes=1, gpus_per_node=0, cpus_per_rank=1),
+            target="one",
+            data_root="",
+        )
+        return ArrayFolder(self.runs).begin(record, [line(spec.to_json())] * tasks)
 
     def poll(self, *records: ArrayRecord, fresh: bool = False) -> slurm_queries.Newest:
         return slurm_queries.poll(self.folder, self.site, records, fresh=fresh)

@@ -21,7 +21,7 @@ from orchestrator.cleaning import Found, Item, Keep, Kind, Rules
 from orchestrator.executors import leases
 from orchestrator.executors.endings import Exit
 from workloads.contract import State
-from workloads.rundir import AttemptDir, RunDir, jobs_folder, write_json
+from workloads.rundir import AttemptDir, RunDir, jobs_folder, line, write_json
 
 from .conftest import Campaign
 
@@ -237,9 +237,9 @@ def test_snapshots_go_when_no_run_needs_them(store: Store, campaign: Campaign) -
     assert len(names(find(store, campaign), Kind.SNAPSHOT)) == 2
     outbox = campaign.runs / "queue" / "outbox"
     outbox.mkdir(parents=True)
-    write_json(outbox / "1.json", [spec.to_json() | {"snapshot": name}])
+    (outbox / "1.jsonl").write_bytes(line(spec.to_json() | {"snapshot": name}))
     assert names(find(store, campaign)) == []
-    (outbox / "1.json").unlink()
+    (outbox / "1.jsonl").unlink()
     found = find(store, campaign)
     assert snapshot.kept(campaign.runs, name)  # a submit takes it again
     done = cleaning.remove(store, campaign.runs, found.items)

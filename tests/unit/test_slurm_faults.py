@@ -91,9 +91,9 @@ def test_a_node_whose_clock_is_wrong_makes_no_run_look_dead(watched: Watched, sk
     write_json(watched.attempt.owner, {"job_id": "77_0"})
     told = time.time() + skew_s
     os.utime(watched.attempt.owner, (told, told))
-    assert watched.look(queue=["RUNNING"]) == Verdict(State.RUNNING)
+    assert watched.look(queue=["RUNNING"]) == Verdict(State.RUNNING, job_id="77_0")
     assert watched.look(after_s=ABSENCE_GRACE_S + 1).state is State.RUNNING
-    assert watched.look(queue=["RUNNING"]) == Verdict(State.RUNNING)
+    assert watched.look(queue=["RUNNING"]) == Verdict(State.RUNNING, job_id="77_0")
 
 
 def test_accounting_is_asked_from_a_day_before(watched: Watched) -> None:

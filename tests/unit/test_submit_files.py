@@ -1,21 +1,25 @@
-"""What a submission leaves on disk: many files quickly, and none that a power cut could take away for good."""
+"""What a submission leaves on disk, and what is made of that when a job starts."""
 
 from __future__ import annotations
 
-import os
+import shutil
 import threading
 import time
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from orchestrator import submitter
-from orchestrator.executors.entries import QueueFolder
+from db.engine import open_store
+from db.submissions import live
+from orchestrator import tracker
 from orchestrator.executors.protocol import Delivery
 from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord
 from orchestrator.together import AT_A_TIME, FEW, for_each
-from workloads.rundir import RunDir, attempt_of_task, encoded, jobs_folder, joined, read_json, write_bytes
+from workloads.arrays import lay_out, specs_file
+from workloads.contract import State
+from workloads.rundir import RunDir, line, read_json
 
 
 def test_each_item_is_worked_on_once_and_several_at_a_time() -> None:
@@ -41,67 +45,81 @@ def test_each_item_is_worked_on_once_and_several_at_a_time() -> None:
         for_each(fail, range(200))
 
 
-def test_two_objects_joined_are_what_one_would_be(tmp_path: Path) -> None:
-    first, second = {"token": "t", "name": 'a "quoted", }\n'}, {"shape": {"nodes": 1}, "é": [1.5, None]}
-    write_bytes(tmp_path / "a.json", joined(encoded(first), encoded(second)))
-    assert read_json(tmp_path / "a.json") == {**first, **second}
-    assert joined(encoded(first), encoded(second)) == encoded({**first, **second})
-
-
-def _delivery(campaign: Any, seed: int, **about: Any) -> Delivery:
+def _delivery(campaign: Any, seed: int, *, attempt: int = 1, **about: Any) -> Delivery:
     spec = campaign.spec(seed=seed)
-    said = {"token": f"t{seed}", "target": "lab", "attempt": 1, "shape": {"nodes": 1}, "submitted_at": "now", **about}
-    return Delivery(f"t{seed}", RunDir.of(campaign.runs, spec.run_id).attempt(1), spec, {"nodes": 1}, said)
+    said = {"token": f"t{seed}", "target": "lab", "attempt": attempt, "shape": {"nodes": 1}, "submitted_at": "now"}
+    folder = RunDir.of(campaign.runs, spec.run_id).attempt(attempt)
+    return Delivery(f"t{seed}", folder, spec, {"nodes": 1}, {**said, **about}, line(spec.to_json()))
 
 
-def test_an_array_tells_of_each_of_its_attempts(campaign: Any) -> None:
-    """One file for all: what is common once, what is a task's own with the task; also after it was read again."""
-    deliveries = [
-        _delivery(campaign, 0),
-        _delivery(campaign, 1, recovery={"failure": "timeout"}),
-        _delivery(campaign, 2),
-    ]
-    arrays = ArrayFolder(campaign.runs)
-    arrays.write(ArrayRecord.new("lab", deliveries))
-    (record,) = arrays.open("lab")
-    told = list(ArrayRecord.submissions(ArrayRecord(**{**_fields(record), "job_id": "77", "partition": "htc"})))
-    for index, (delivery, content) in enumerate(zip(deliveries, told, strict=True)):
-        path = campaign.runs / f"{index}.json"
-        path.write_bytes(content)
-        assert read_json(path) == {**delivery.about, "job_id": f"77_{index}", "partition": "htc"}
-        assert attempt_of_task(jobs_folder(campaign.runs) / record.name, index) == delivery.attempt
+def _begin(campaign: Any, deliveries: list[Delivery]) -> tuple[ArrayFolder, ArrayRecord]:
+    folder = ArrayFolder(campaign.runs)
+    return folder, folder.begin(ArrayRecord.new("lab", deliveries), [d.spec_line for d in deliveries])
 
 
-def _fields(record: ArrayRecord) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in ArrayRecord.__dataclass_fields__}
+def test_an_array_is_two_files_until_its_tasks_are_laid_out(campaign: Any) -> None:
+    """What is common once, what is a task's own with the task; the files of a run are made from that, once."""
+    deliveries = [_delivery(campaign, 0), _delivery(campaign, 1, recovery={"failure": "timeout"})]
+    folder, record = _begin(campaign, deliveries)
+    assert [path.name for path in campaign.runs.iterdir()] == ["jobs"]
+    assert sorted(path.name for path in folder.of(record).iterdir()) == ["array.json", "specs.jsonl"]
+    assert lay_out(folder.of(record), [1]) == [deliveries[1].attempt]
+    assert not deliveries[0].attempt.path.exists(), "only who starts"
+    record = folder.write(replace(record, job_id="77", partition="htc"))
+    lay_out(folder.of(record), [0, 1])
+    for number, (delivery, job_id) in enumerate(zip(deliveries, ["77_0", None], strict=True)):
+        run = RunDir(delivery.attempt.path.parents[1])
+        assert run.read_spec() == delivery.spec
+        chosen = {"partition": "htc"} if number == 0 else {}
+        assert read_json(delivery.attempt.submission) == {**delivery.about, "job_id": job_id, **chosen}
+    assert folder.open("lab") == [record] and folder.open("other") == []
 
 
-def test_specs_that_a_power_cut_took_are_written_again(campaign: Any) -> None:
-    """Nobody waits until each run's spec is on the disk; one file of all of them is there, and stays for a while."""
-    kept, lost = campaign.run(seed=0), campaign.run(seed=1)
-    folder = QueueFolder(campaign.runs)
-    folder.create()
-    contents = [encoded(campaign.specs[run.run_id].to_json()) for run in (kept, lost)]
-    sent = submitter._set_aside(campaign.runs, contents).rename(folder.outbox / "old.sent")
-    lost.spec.write_bytes(b"")
-    before = kept.spec.stat().st_mtime_ns
-    submitter._clear_outbox(campaign.runs)
-    assert sent.exists() and lost.spec.read_bytes() == b"", "too young to tell"
-    os.utime(sent, (0, time.time() - 1000))
-    submitter._clear_outbox(campaign.runs)
-    assert not sent.exists() and lost.read_spec() == campaign.specs[lost.run_id]
-    assert kept.spec.stat().st_mtime_ns == before
+def test_tasks_of_an_array_are_laid_out_by_many_at_once(campaign: Any) -> None:
+    """As the ranks of one job do: all find the same, whole, and nothing else is left."""
+    deliveries = [_delivery(campaign, 0)]
+    folder, record = _begin(campaign, deliveries)
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: lay_out(folder.of(record), [0])[0], range(64))) == {deliveries[0].attempt}
+    attempt = deliveries[0].attempt
+    assert sorted(path.name for path in attempt.path.iterdir()) == ["job", "submission.json"]
+    assert sorted(path.name for path in attempt.path.parents[1].iterdir()) == ["attempts", "spec.json"]
+
+
+def test_a_late_start_leaves_the_spec_of_a_later_attempt_alone(campaign: Any) -> None:
+    """Slurm may start an attempt's job when the next one, with more time, is on its way already."""
+    early = _delivery(campaign, 0)
+    folder, record = _begin(campaign, [early])
+    more_time = replace(early.spec, execution=replace(early.spec.execution, time_limit_s=7200))
+    run = RunDir(early.attempt.path.parents[1])
+    later = Delivery("t", run.attempt(2), more_time, {}, {"attempt": 2})
+    later.introduce()
+    lay_out(folder.of(record), [0])
+    assert run.read_spec() == more_time
+
+
+def test_a_new_store_learns_of_what_waits(campaign: Any) -> None:
+    """Of jobs that have not started there is no folder; who has lost the database finds them all the same."""
+    deliveries = [_delivery(campaign, seed) for seed in range(3)]
+    folder, record = _begin(campaign, deliveries)
+    folder.write(replace(record, job_id="77"))
+    with open_store(str(campaign.runs / "new.db")) as store:
+        assert tracker.refresh(store, campaign.runs) == []
+        found = {(r.run_id, r.token, r.job_id, r.state) for r in live(store)}
+        assert found == {(d.spec.run_id, d.token, f"77_{i}", State.PENDING) for i, d in enumerate(deliveries)}
+        specs_file(folder.of(record)).unlink()
+        assert tracker.refresh(store, campaign.runs) == [], "nothing is missing any more"
+    with open_store(str(campaign.runs / "newer.db")) as store:
+        shutil.rmtree(deliveries[0].attempt.path.parents[1])
+        (problem,) = tracker.refresh(store, campaign.runs)
+        assert (problem.path, problem.what) == (folder.of(record), "No such file or directory")
 
 
 def test_a_spec_is_written_only_where_it_is_another_one(campaign: Any) -> None:
     run = campaign.run(seed=0)
-    content = encoded(campaign.specs[run.run_id].to_json())
-    assert run.spec.read_bytes() == content
     before = run.spec.stat().st_ino
-    run.keep_spec(content)
+    run.write_spec(campaign.specs[run.run_id])
     assert run.spec.stat().st_ino == before
-    run.keep_spec(b"{}\n")
-    assert run.spec.read_bytes() == b"{}\n"
-    new = RunDir.of(campaign.runs, "ab" * 8)
-    new.keep_spec(content)
-    assert new.spec.read_bytes() == content
+    run.spec.write_bytes(b"{}\n")
+    run.write_spec(campaign.specs[run.run_id])
+    assert run.read_spec() == campaign.specs[run.run_id]

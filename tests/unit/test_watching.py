@@ -349,7 +349,7 @@ def workspace(campaign: Any, tmp_path: Path) -> Iterator[Path]:
 def test_the_last_lines_of_a_log(workspace: Path) -> None:
     (log,) = workspace.glob("runs/*/*/attempts/1/job/*.out")
     log.write_text("".join(f"line {number}\n" for number in range(100_000)))
-    assert following.last_lines(_attempt(log), 3) == ["line 99997", "line 99998", "line 99999"]
+    assert following.last_lines(_attempt(log), None, 3) == ["line 99997", "line 99998", "line 99999"]
 
 
 def _attempt(log: Path) -> Any:

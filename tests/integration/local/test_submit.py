@@ -63,8 +63,8 @@ KILL_POINTS = {
     "before the specs are set aside": 'dying(submitter, "_set_aside", 1, False)',
     "before the intents": 'dying(db.submissions, "record_intents", 1, False)',
     "after the intents": 'dying(db.submissions, "record_intents", 1, True)',
-    "before the second spec": 'dying(rundir.RunDir, "keep_spec", 2, False)',
-    "after the second spec": 'dying(rundir.RunDir, "keep_spec", 2, True)',
+    "before the second spec": 'dying(rundir.RunDir, "write_spec", 2, False)',
+    "after the second spec": 'dying(rundir.RunDir, "write_spec", 2, True)',
     "after the second attempt's folder": 'dying(rundir.AttemptDir, "create", 2, True)',
     "before the first entry": 'dying(entries.QueueFolder, "put", 1, False)',
     "after the second entry": 'dying(entries.QueueFolder, "put", 2, True)',
@@ -134,9 +134,9 @@ def test_an_intent_without_a_spec_is_lost_not_stuck(lab: Lab) -> None:
 def test_an_outbox_of_a_dead_submit_is_cleared_in_time(lab: Lab) -> None:
     folder = QueueFolder(lab.runs)
     folder.create()
-    old, new = folder.outbox / "old.json", folder.outbox / "new.json"
+    old, new = folder.outbox / "old.jsonl", folder.outbox / "new.jsonl"
     for path in (old, new):
-        path.write_text("[]")
+        path.touch()
     os.utime(old, (1, 1))
     process = send_in_a_child(lab, [lab.spec()], KILL_POINTS["after the intents"])
     process.communicate(timeout=30)
