@@ -139,7 +139,11 @@ def _unable(error: OSError) -> int:
     """Say what the system refused; nothing more reaches a standard output that cannot be written."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    if error.errno != errno.EPIPE:
+    if error.errno == errno.EPIPE:
+        # Else Python, as it ends, complains of what is left in its buffer.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    else:
         place = " -> ".join(os.fsdecode(name) for name in (error.filename, error.filename2) if name is not None)
         fix = "\n  fix: make room and try again" if error.errno in {errno.ENOSPC, errno.EDQUOT} else ""
         print(f"{place}: {error.strerror}{fix}" if place else f"{error.strerror}{fix}", file=sys.stderr)
