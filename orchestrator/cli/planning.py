@@ -62,6 +62,9 @@ def plan(
     if scripts:
         for script in made.scripts:
             typer.echo(script.text, nl=not script.text.endswith("\n"))
+        if not made.scripts:
+            why = "runs of this machine have none" if made.site is None else "nothing is to be sent"
+            output.talk(f"no job scripts: {why}; {summary(made)}")
         return
     _show(made, every=every)
 
