@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -52,6 +53,7 @@ def init(
     if cluster:
         _init_cluster(profile, force=force, list_all=list_all)
         return
+    from orchestrator import cluster as clusters
     from orchestrator import studies
 
     if list_all:
@@ -60,7 +62,9 @@ def init(
         return
     text = studies.read(study)
     _write(experiment, text, "an experiment file", force=force, other="--experiment writes another file")
-    output.talk(f"wrote {experiment} (study {study}); next: orchestrate plan --local")
+    # Beside a cluster file, "--local" would send a reader to train on a login node.
+    local = "" if Path(clusters.DEFAULT_FILE).exists() or os.environ.get("ORCHESTRATE_CLUSTER") else " --local"
+    output.talk(f"wrote {experiment} (study {study}); next: orchestrate plan{local}")
 
 
 def _init_cluster(profile: str | None, *, force: bool, list_all: bool) -> None:
