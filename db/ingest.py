@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Table, and_, delete, func, or_, select
 from db.engine import Store, open_store
 from db.models import CONTENT, attempts, classes, epochs, ingested, ranks, results, runs
 from db.reading import Problem, Seen, files, look, problem, read_attempt
-from db.rows import Row, run_row, typed, upsert
+from db.rows import Row, run_rows, typed, upsert
 from workloads.contract import State
 from workloads.errors import InputError
 from workloads.rundir import AttemptDir, RunDir, run_dirs
@@ -190,7 +190,7 @@ class _Batch:
             if has_attempts and run.run_id not in self._runs:
                 raise ValueError("missing, so nobody knows what its attempts are")
         elif not now.is_same_file(self._known.get(run.spec)):
-            self._rows[runs].append(run_row(run.read_spec()))
+            self._rows[runs] += run_rows([run.read_spec()])
             self._runs.add(run.run_id)
             self._has_seen(run.spec, now)
             self._collected.runs += 1

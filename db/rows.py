@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Boolean, Connection, Double, Table
@@ -76,14 +78,21 @@ def typed_all(table: Table, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     return list(zip(*columns, strict=True))
 
 
-def run_values(spec: RunSpec) -> dict[str, Any]:
-    """A run's values in the table ``runs``, and others."""
-    return {"run_id": spec.run_id, "label": spec.label, "experiment": spec.experiment, **spec.train.to_json()}
+def run_rows(specs: Sequence[RunSpec]) -> list[Row]:
+    """The rows of runs in the table ``runs``.
+
+    Raises:
+        ValueError: a value of one of them is missing or of another type.
+    """
+    columns = zip(*map(_run_values(), specs), strict=True)
+    return list(zip(*(f.values(list(column)) for f, column in zip(_fields(runs), columns, strict=True)), strict=True))
 
 
-def run_row(spec: RunSpec) -> Row:
-    """A run's row of the table ``runs``."""
-    return typed(runs, run_values(spec))
+@cache
+def _run_values() -> attrgetter[Row]:
+    """Reads a run's values in the table's order: of the spec itself, else of what it trains."""
+    own = {field.name for field in fields(RunSpec)}
+    return attrgetter(*(c.name if c.name in own else f"train.{c.name}" for c in runs.columns))
 
 
 def upsert(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
@@ -141,7 +150,7 @@ def _bool(value: Any) -> bool:
 
 def _json(value: Any) -> str:
     if isinstance(value, dict):
-        return canonical_json(value)
+        return canonical_json(value) if value else "{}"
     raise ValueError("not a JSON object")
 
 

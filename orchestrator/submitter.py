@@ -121,9 +121,9 @@ def submit(
         prepare_runs_folder(workspace.runs)
         experiment = snapshots.Experiment.read(workspace.experiment, sets)
         snapshot = snapshots.take(workspace.runs, plan.packages, experiment)
-    # Runs of one shape share its mapping, so that what is made of it is made once.
-    shapes = {shape: asdict(shape) for shape in {run.shape for run in runs}}
-    wanted = [(plan.spec(run, snapshot), shapes[run.shape]) for run in runs]
+    # Runs of one shape share it, and so its mapping, of which others make what they need once.
+    shapes = {key: asdict(shape) for key, shape in {id(run.shape): run.shape for run in runs}.items()}
+    wanted = [(plan.spec(run, snapshot), shapes[id(run.shape)]) for run in runs]
     return replace(send(workspace, wanted, plan.target, newest_known=newest_known), snapshot=snapshot)
 
 
@@ -241,7 +241,7 @@ def _resume(store: Store, runs: Path, *, patient: bool = True) -> list[tuple[Sen
     done: list[tuple[Sent, Receipt]] = []
     for target, deliveries in found.items():
         receipts = {receipt.token: receipt for receipt in _hand_over(store, runs, target, deliveries, patient=patient)}
-        done += [(Sent(d.spec.run_id, d.attempt.number, d.token), receipts[d.token]) for d in deliveries]
+        done += [(Sent(d.spec.run_id, d.number, d.token), receipts[d.token]) for d in deliveries]
     _clear_outbox(runs)
     return done
 
@@ -315,7 +315,7 @@ def _delivery(
         "shape": shape,
         "recovery": recovery,
     }
-    return Delivery(token, RunDir.of(runs, spec.run_id).attempt(intent.attempt), spec, shape, about, spec_line)
+    return Delivery(token, runs, spec, intent.attempt, shape, about, spec_line)
 
 
 def _hand_over(
@@ -327,33 +327,31 @@ def _hand_over(
     if not deliveries:
         return []
     for delivery in deliveries:
-        if delivery.attempt.number > 1:
+        if delivery.number > 1:
             # Should a scheduler start the earlier attempt's job again, that must see that it was taken over.
             delivery.introduce()
     carrier = tracker.executor(target, runs)
     assert carrier is not None, "nothing is recorded for a target that cannot be reached"
     receipts = carrier.send(deliveries, patient=patient)
-    places = {delivery.token: delivery for delivery in deliveries}
+    by_token = {delivery.token: delivery for delivery in deliveries}
     marks = []
     for receipt in receipts:
-        attempt = places[receipt.token].attempt
-        if receipt.state is State.PLANNED:
+        sent, state = by_token[receipt.token], receipt.state
+        if state is State.PLANNED:
             continue
-        if receipt.state is not State.PENDING:
-            places[receipt.token].introduce()
-        if receipt.state is State.FAILED:
-            Exit(receipt.state, receipt.reason, receipt.message).write(attempt)
-        run_id = places[receipt.token].spec.run_id
-        marks.append(
-            Mark(run_id, attempt.number, receipt.state, receipt.job_id, reason=receipt.reason, message=receipt.message)
-        )
+        if state is not State.PENDING:
+            sent.introduce()
+        if state is State.FAILED:
+            Exit(state, receipt.reason, receipt.message).write(sent.attempt)
+        about = {"reason": receipt.reason, "message": receipt.message}
+        marks.append(Mark(sent.spec.run_id, sent.number, state, receipt.job_id, **about))
     mark_all(store, marks)
     no_room = [receipt.token for receipt in receipts if receipt.state is State.PLANNED]
     if no_room:
         # The store first: of files alone the next command would make the same attempt again, and send it.
         withdraw(store, no_room)
         for token in no_room:
-            shutil.rmtree(places[token].attempt.path, ignore_errors=True)
+            shutil.rmtree(by_token[token].attempt.path, ignore_errors=True)
     return receipts
 
 

@@ -265,13 +265,15 @@ _JSON_OF: dict[type, Callable[[Any], str]] = {
 
 
 @cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(kind))
+def _fields_of(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    names = tuple(f.name for f in fields(kind))
+    return names, attrgetter(*names)
 
 
 def _flat(value: Any) -> dict[str, Any]:
     """The fields of a dataclass as they are; at a fraction of the cost of ``asdict``, which copies what is in them."""
-    return {name: getattr(value, name) for name in _names(value.__class__)}
+    names, values = _fields_of(value.__class__)
+    return dict(zip(names, values(value), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

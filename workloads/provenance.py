@@ -117,20 +117,20 @@ def git() -> dict[str, Any] | None:
     tool = shutil.which("git")
     if tool is None or not (folder.parent / ".git").exists():
         return None
-    answers = []
-    for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", folder.name]):
-        try:
-            done = subprocess.run(
-                [tool, "-C", str(folder.parent), *arguments],
-                capture_output=True,
-                text=True,
-                timeout=_TOOL_TIMEOUT_S,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        answers.append(done.stdout.strip())
-    return {"commit": answers[0], "dirty": bool(answers[1])}
+    try:
+        done = subprocess.run(
+            [tool, "-C", str(folder.parent), "status", "--porcelain=v2", "--branch", "--", folder.name],
+            capture_output=True,
+            text=True,
+            timeout=_TOOL_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    commit = re.search(r"^# branch.oid ([0-9a-f]+)$", done.stdout, re.MULTILINE)
+    if commit is None:
+        return None
+    return {"commit": commit[1], "dirty": any(not line.startswith("#") for line in done.stdout.splitlines())}
 
 
 def _cpu_model() -> str | None:

@@ -226,12 +226,7 @@ class RunDir:
 
     def attempts(self) -> list[AttemptDir]:
         """Existing attempts, oldest first."""
-        try:
-            with os.scandir(f"{self.path}/attempts") as entries:
-                numbers = sorted(int(entry.name) for entry in entries if entry.name.isdigit())
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return [self.attempt(number) for number in numbers]
+        return [self.attempt(number) for number in sorted(_numbers(f"{self.path}/attempts"))]
 
     def write_spec(self, spec: RunSpec) -> None:
         """Write ``spec.json`` where it is another one or none."""
@@ -250,6 +245,19 @@ class RunDir:
         if spec.train.run_id() != spec.run_id:
             raise ValueError(f"{self.spec}: edited: what it says to train is another run than {spec.run_id}")
         return spec
+
+
+def newest_attempt(runs: Path, run_id: str) -> int:
+    """Number of a run's newest attempt on disk, 0 without one; for thousands of runs, most of which have no folder."""
+    return max(_numbers(f"{runs}/{run_id[:2]}/{run_id}/attempts"), default=0)
+
+
+def _numbers(attempts: str) -> list[int]:
+    try:
+        with os.scandir(attempts) as entries:
+            return [int(entry.name) for entry in entries if entry.name.isdigit()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _make_folders(path: Path) -> None:

@@ -67,7 +67,7 @@ class LocalExecutor:
             entry = Entry(
                 token=delivery.token,
                 run_id=delivery.spec.run_id,
-                attempt=delivery.attempt.number,
+                attempt=delivery.number,
                 order=(now, number),
                 python=sys.executable,
                 working_directory=str(Path.cwd()),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from workloads.contract import RunSpec, State
@@ -19,8 +20,11 @@ class Delivery:
     """One attempt that may be sent: its intent is recorded in the store."""
 
     token: str
-    attempt: AttemptDir
+    runs: Path
+    """The runs folder."""
     spec: RunSpec
+    number: int
+    """Of the attempt."""
     shape: Mapping[str, Any] = field(default_factory=dict)
     """Its resource shape."""
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -28,12 +32,22 @@ class Delivery:
     spec_line: bytes = b""
     """The spec as a line of a file of specs."""
 
+    @property
+    def run(self) -> RunDir:
+        """The run's folder, which may not be there yet."""
+        return RunDir.of(self.runs, self.spec.run_id)
+
+    @property
+    def attempt(self) -> AttemptDir:
+        """The attempt's folder, which may not be there yet."""
+        return self.run.attempt(self.number)
+
     def introduce(self) -> None:
         """Make the files of the run and the attempt; a submission that is there stays, as it may have the job id."""
-        self.attempt.create()
-        if self.about and not self.attempt.submission.exists():
-            RunDir(self.attempt.path.parents[1]).write_spec(self.spec)
-            write_json(self.attempt.submission, {**self.about, "job_id": None}, durable=False)
+        attempt = self.attempt.create()
+        if self.about and not attempt.submission.exists():
+            self.run.write_spec(self.spec)
+            write_json(attempt.submission, {**self.about, "job_id": None}, durable=False)
 
 
 @dataclass(frozen=True, slots=True)

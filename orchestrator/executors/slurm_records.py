@@ -203,7 +203,7 @@ class ArrayRecord:
         tasks = tuple(
             Task(
                 d.spec.run_id,
-                d.attempt.number,
+                d.number,
                 d.token,
                 {k: v for k, v in d.about.items() if k not in own and about.get(k) != v},
             )

@@ -19,7 +19,7 @@ from orchestrator.executors.slurm_records import shape_key
 from orchestrator.executors.slurm_states import ABSENCE_GRACE_S, FINISH_GRACE_S
 from tests.unit.slurm_fakes import Fakes
 from workloads.contract import Execution, Expectation, RunSpec, State, TrainConfig
-from workloads.rundir import AttemptDir, RunDir, jobs_folder, write_json
+from workloads.rundir import AttemptDir, jobs_folder, write_json
 
 TRAIN = TrainConfig(model="cnn", dataset="digits", strategy="probe", hardware="cpu:1", cpus=1)
 
@@ -143,8 +143,7 @@ def test_what_sbatch_is_given_for_a_run_of_any_name(fakes: Fakes, monkeypatch: p
     given: list[Answer] = []
     run = slurm_commands.run
     monkeypatch.setattr(slurm_commands, "run", lambda *argv, **more: given.append(run(*argv, **more)) or given[-1])
-    attempt = RunDir.of(fakes.runs, spec.run_id).attempt(1)
-    (receipt,) = SlurmCluster(fakes.runs, fakes.site).send([Delivery("t", attempt, spec, shape)])
+    (receipt,) = SlurmCluster(fakes.runs, fakes.site).send([Delivery("t", fakes.runs, spec, 1, shape)])
     assert (receipt.state, receipt.job_id) == (State.PENDING, "4242_0")
     (sent,) = (answer for answer in given if answer.argv[0] == "sbatch")
     assert re.search(r"--job-name=orc-[0-9a-f]{16} ", sent.stderr)

@@ -19,7 +19,7 @@ from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord
 from orchestrator.together import AT_A_TIME, FEW, for_each
 from workloads.arrays import lay_out, specs_file
 from workloads.contract import State
-from workloads.rundir import RunDir, line, read_json
+from workloads.rundir import line, read_json
 
 
 def test_each_item_is_worked_on_once_and_several_at_a_time() -> None:
@@ -48,8 +48,7 @@ def test_each_item_is_worked_on_once_and_several_at_a_time() -> None:
 def _delivery(campaign: Any, seed: int, *, attempt: int = 1, **about: Any) -> Delivery:
     spec = campaign.spec(seed=seed)
     said = {"token": f"t{seed}", "target": "lab", "attempt": attempt, "shape": {"nodes": 1}, "submitted_at": "now"}
-    folder = RunDir.of(campaign.runs, spec.run_id).attempt(attempt)
-    return Delivery(f"t{seed}", folder, spec, {"nodes": 1}, {**said, **about}, line(spec.to_json()))
+    return Delivery(f"t{seed}", campaign.runs, spec, attempt, {"nodes": 1}, {**said, **about}, line(spec.to_json()))
 
 
 def _begin(campaign: Any, deliveries: list[Delivery]) -> tuple[ArrayFolder, ArrayRecord]:
@@ -68,7 +67,7 @@ def test_an_array_is_two_files_until_its_tasks_are_laid_out(campaign: Any) -> No
     record = folder.write(replace(record, job_id="77", partition="htc"))
     lay_out(folder.of(record), [0, 1])
     for number, (delivery, job_id) in enumerate(zip(deliveries, ["77_0", None], strict=True)):
-        run = RunDir(delivery.attempt.path.parents[1])
+        run = delivery.run
         assert run.read_spec() == delivery.spec
         chosen = {"partition": "htc"} if number == 0 else {}
         assert read_json(delivery.attempt.submission) == {**delivery.about, "job_id": job_id, **chosen}
@@ -91,8 +90,8 @@ def test_a_late_start_leaves_the_spec_of_a_later_attempt_alone(campaign: Any) ->
     early = _delivery(campaign, 0)
     folder, record = _begin(campaign, [early])
     more_time = replace(early.spec, execution=replace(early.spec.execution, time_limit_s=7200))
-    run = RunDir(early.attempt.path.parents[1])
-    later = Delivery("t", run.attempt(2), more_time, {}, {"attempt": 2})
+    run = early.run
+    later = Delivery("t", campaign.runs, more_time, 2, {}, {"attempt": 2})
     later.introduce()
     lay_out(folder.of(record), [0])
     assert run.read_spec() == more_time
@@ -110,7 +109,7 @@ def test_a_new_store_learns_of_what_waits(campaign: Any) -> None:
         specs_file(folder.of(record)).unlink()
         assert tracker.refresh(store, campaign.runs) == [], "nothing is missing any more"
     with open_store(str(campaign.runs / "newer.db")) as store:
-        shutil.rmtree(deliveries[0].attempt.path.parents[1])
+        shutil.rmtree(deliveries[0].run.path)
         (problem,) = tracker.refresh(store, campaign.runs)
         assert (problem.path, problem.what) == (folder.of(record), "No such file or directory")
 

@@ -148,7 +148,7 @@ class Lab:
         directory = run.attempt(attempt).create()
         token = f"{spec.run_id[:12]}{attempt:04d}"
         write_json(directory.submission, {"token": token, "target": "local", "attempt": attempt, "job_id": None})
-        return Delivery(token, directory, spec)
+        return Delivery(token, self.runs, spec, attempt)
 
     def send(self, *specs: RunSpec) -> list[Delivery]:
         deliveries = [self.delivery(spec) for spec in specs]
@@ -186,9 +186,7 @@ class Lab:
         """Send runs through the store, as the verbs do."""
         done = submitter.send(self.workspace(), [(spec, {}) for spec in specs], "local")
         by_id = {spec.run_id: spec for spec in specs}
-        return [
-            Delivery(s.token, RunDir.of(self.runs, s.run_id).attempt(s.attempt), by_id[s.run_id]) for s in done.sent
-        ]
+        return [Delivery(s.token, self.runs, by_id[s.run_id], s.attempt) for s in done.sent]
 
     def starts(self) -> Counter[str]:
         """How often each run was started (by its rank 0)."""
