@@ -26,6 +26,7 @@ from orchestrator import snapshot
 from orchestrator.executors.slurm_records import ArrayFolder
 from workloads.contract import State
 from workloads.rundir import AttemptDir, RunDir, jobs_folder, read_json, run_dirs
+from workloads.specs import unpacked
 
 if TYPE_CHECKING:
     from db.engine import Store
@@ -172,9 +173,9 @@ def needed_snapshots(store: Store, runs: Path) -> set[str]:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             found.add(str(read_json(RunDir.of(runs, record.run_id).spec).get("snapshot", "")))
     found |= {str(record.about.get("snapshot", "")) for record in ArrayFolder(runs).open()}
-    for outbox in (runs / "queue" / "outbox").glob("*.jsonl"):
-        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
-            found |= {str(json.loads(spec).get("snapshot", "")) for spec in outbox.read_bytes().splitlines()}
+    for outbox in (runs / "queue" / "outbox").glob("*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            found |= {spec.snapshot for spec in unpacked(outbox.read_bytes())}
     return found - {""}
 
 

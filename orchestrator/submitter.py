@@ -12,13 +12,12 @@ there; handing over twice does no harm, as an attempt starts at most once. Two s
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,8 @@ from orchestrator.executors.slurm import check_here
 from orchestrator.executors.slurm_records import SiteFolder, shape_key
 from orchestrator.resources import LOCAL
 from workloads.contract import RunSpec, State
-from workloads.rundir import RunDir, line, write_bytes
+from workloads.rundir import RunDir, write_bytes
+from workloads.specs import packed, unpacked
 
 if TYPE_CHECKING:
     from db.engine import Store
@@ -168,10 +168,9 @@ def send(
         receipts: list[Receipt] = []
         if fitting:
             fitting = _with_code(runs, fitting, target, anew=anew)
-            lines = {spec.run_id: line(spec.to_json()) for spec, _ in fitting}
-            outbox = _set_aside(runs, lines.values())
+            outbox = _set_aside(runs, [spec for spec, _ in fitting])
             intents = record_intents(store, runs, fitting, target, newest_known=newest_known, recoveries=recoveries)
-            by_id = {spec.run_id: (spec, lines[spec.run_id], shape) for spec, shape in fitting}
+            by_id = {spec.run_id: (spec, shape) for spec, shape in fitting}
             deliveries = [
                 _delivery(runs, target, intent, *by_id[intent.run_id], (recoveries or {}).get(intent.run_id))
                 for intent in intents
@@ -234,7 +233,7 @@ def _resume(store: Store, runs: Path, *, patient: bool = True) -> list[tuple[Sen
             why = "submit was interrupted before its spec was written; orchestrate retry or submit sends it again"
             lost.append(Mark(record.run_id, record.attempt, State.LOST, reason="never_sent", message=why))
             continue
-        delivery = _delivery(runs, record.target, record, spec, line(spec.to_json()), record.shape, record.recovery)
+        delivery = _delivery(runs, record.target, record, spec, record.shape, record.recovery)
         found.setdefault(record.target, []).append(delivery)
     if lost:
         mark_all(store, lost)
@@ -299,7 +298,6 @@ def _delivery(
     target: str,
     intent: Intent | AttemptRecord,
     spec: RunSpec,
-    spec_line: bytes,
     shape: Mapping[str, Any],
     recovery: Mapping[str, Any] | None,
 ) -> Delivery:
@@ -315,7 +313,7 @@ def _delivery(
         "shape": shape,
         "recovery": recovery,
     }
-    return Delivery(token, runs, spec, intent.attempt, shape, about, spec_line)
+    return Delivery(token, runs, spec, intent.attempt, shape, about)
 
 
 def _hand_over(
@@ -355,11 +353,11 @@ def _hand_over(
     return receipts
 
 
-def _set_aside(runs: Path, specs: Iterable[bytes]) -> Path:
+def _set_aside(runs: Path, specs: Sequence[RunSpec]) -> Path:
     folder = QueueFolder(runs)
     folder.create()
-    path = folder.outbox / f"{uuid.uuid4().hex}.jsonl"
-    write_bytes(path, b"".join(specs))
+    path = folder.outbox / f"{uuid.uuid4().hex}.json"
+    write_bytes(path, packed(specs))
     return path
 
 
@@ -367,9 +365,8 @@ def _outbox(runs: Path) -> dict[str, RunSpec]:
     """Specs by run id, of every submit that did not get to its end; the newest one of a run."""
     specs: dict[str, RunSpec] = {}
     for path in sorted(QueueFolder(runs).outbox.glob("[!.]*"), key=lambda path: path.stat().st_mtime):
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-            found = [RunSpec.from_json(json.loads(text)) for text in path.read_bytes().splitlines()]
-            specs |= {spec.run_id: spec for spec in found}
+        with contextlib.suppress(OSError, ValueError):
+            specs |= {spec.run_id: spec for spec in unpacked(path.read_bytes())}
     return specs
 
 

@@ -1,7 +1,7 @@
 """A Slurm array on disk, as both ends of it read it: which attempt each task is, and making that attempt's folder.
 
     RUNS/jobs/orc-<token>/array.json     one array, whole before its sbatch: index -> attempt
-    RUNS/jobs/orc-<token>/specs.jsonl    the spec of each task's run, one a line
+    RUNS/jobs/orc-<token>/specs.json     the spec of each task's run (workloads.specs)
 
 A run gets its folder when its job starts, so that thousands of jobs that wait are two files. Where an attempt ends
 without having started, whoever notes that makes the folder.
@@ -9,13 +9,12 @@ without having started, whoever notes that makes the folder.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from workloads.contract import RunSpec
 from workloads.rundir import AttemptDir, RunDir, read_json, write_json
+from workloads.specs import unpacked
 
 
 def record_file(array: Path) -> Path:
@@ -25,7 +24,7 @@ def record_file(array: Path) -> Path:
 
 def specs_file(array: Path) -> Path:
     """The specs of an array's runs, in the order of its tasks."""
-    return array / "specs.jsonl"
+    return array / "specs.json"
 
 
 def lay_out(array: Path, indexes: Iterable[int]) -> list[AttemptDir]:
@@ -38,15 +37,15 @@ def lay_out(array: Path, indexes: Iterable[int]) -> list[AttemptDir]:
         ValueError: they are damaged.
     """
     record = read_json(record_file(array))
-    specs = specs_file(array).read_bytes().splitlines()
+    indexes = list(indexes)
     made = []
-    for index in indexes:
+    for index, spec in zip(indexes, unpacked(specs_file(array).read_bytes(), indexes), strict=True):
         run_id, number, *_ = record["tasks"][index]
         run = RunDir.of(array.parent.parent, run_id)
         attempt = run.attempt(number).create()
         # A later attempt may have another spec: other code, more time.
         if run.attempts()[-1].number == number:
-            run.write_spec(RunSpec.from_json(json.loads(specs[index])))
+            run.write_spec(spec)
         if not attempt.submission.exists():
             write_json(attempt.submission, submission(record, index), durable=False)
         made.append(attempt)

@@ -18,7 +18,7 @@
     RUNS/jobs/<job id>/                submitit's folder of a Slurm array: pickles and rank logs
     RUNS/jobs/slurm-<job id>_<i>.out   what the job script itself said
     RUNS/jobs/orc-<token>/             an array from before its sbatch on (see orchestrator.executors.slurm_records):
-        array.json, specs.jsonl        which attempt each task is, and what to train (see workloads.arrays)
+        array.json, specs.json        which attempt each task is, and what to train (see workloads.arrays)
     RUNS/sites/<target>/               a cluster's limits, job scripts and newest answers
     RUNS/queue/                        local mode's queue (see orchestrator.executors.local)
     RUNS/snapshots/                    the code that was submitted (see workloads.frozen)
@@ -59,11 +59,6 @@ def encoded(data: Any) -> bytes:
         return _encoded(_compact(data))
     lines = [f"{_compact(str(key))}: {_compact(value)}" for key, value in data.items()]
     return _encoded("{\n " + ",\n ".join(lines) + "\n}\n" if lines else "{}\n")
-
-
-def line(data: Any) -> bytes:
-    """Strict UTF-8 JSON as one line."""
-    return _encoded(_compact(data) + "\n")
 
 
 _compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode

@@ -29,8 +29,6 @@ class Delivery:
     """Its resource shape."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """What ``submission.json`` says of it, but for the job id."""
-    spec_line: bytes = b""
-    """The spec as a line of a file of specs."""
 
     @property
     def run(self) -> RunDir:

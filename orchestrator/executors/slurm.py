@@ -243,7 +243,7 @@ class SlurmCluster:
             return [Receipt(d.token, State.FAILED, reason="no_script", message=what) for d in chunk]
         # Slurm opens a job's output before its script can make a folder, and fails the job where there is none.
         jobs_folder(self._runs).mkdir(parents=True, exist_ok=True)
-        record = self._arrays.begin(ArrayRecord.new(self._site.name, chunk), (d.spec_line for d in chunk))
+        record = self._arrays.begin(ArrayRecord.new(self._site.name, chunk), [delivery.spec for delivery in chunk])
         spec = chunk[0].spec
         others = chunk[0].shape.get("arguments", {})
         record, queue = self._choose_queue(record, chunk, others)

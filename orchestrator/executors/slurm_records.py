@@ -4,7 +4,7 @@
     RUNS/sites/<target>/scripts/<shape>.sh   the job script of each resource shape
     RUNS/sites/<target>/newest.json          what Slurm last said (orchestrator.executors.slurm_queries)
     RUNS/jobs/orc-<token>/array.json         one array, whole before its sbatch: index -> attempt (ArrayRecord)
-    RUNS/jobs/orc-<token>/specs.jsonl        what its tasks train (workloads.arrays)
+    RUNS/jobs/orc-<token>/specs.json         what its tasks train (workloads.arrays)
     RUNS/jobs/orc-<token>/code               folder that comes first on the path of its tasks
     RUNS/jobs/orc-<token>/call.pkl           submitit's call, the same for all tasks
     RUNS/jobs/orc-<token>/cancel.<index>     somebody asked for the end of this task
@@ -29,10 +29,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from workloads.arrays import lay_out, record_file, specs_file
 from workloads.rundir import AttemptDir, RunDir, jobs_folder, read_json, sites_folder, write_bytes, write_json
+from workloads.specs import packed
 
 if TYPE_CHECKING:
     from orchestrator.executors.protocol import Delivery
     from orchestrator.profile import ClusterProfile, Nodes
+    from workloads.contract import RunSpec
 
 JOB_NAME_PREFIX = "orc-"
 
@@ -229,10 +231,10 @@ class ArrayFolder:
     def of(self, record: ArrayRecord) -> Path:
         return jobs_folder(self.runs) / record.name
 
-    def begin(self, record: ArrayRecord, specs: Iterable[bytes]) -> ArrayRecord:
-        """Make a new array durable, with the line of each task's spec; returns it."""
+    def begin(self, record: ArrayRecord, specs: Sequence[RunSpec]) -> ArrayRecord:
+        """Make a new array durable, with the spec of each task's run; returns it."""
         self.of(record).mkdir(parents=True, exist_ok=True)
-        write_bytes(specs_file(self.of(record)), b"".join(specs))
+        write_bytes(specs_file(self.of(record)), packed(specs))
         return self.write(record)
 
     def write(self, record: ArrayRecord) -> ArrayRecord:

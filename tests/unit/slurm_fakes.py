@@ -11,7 +11,6 @@ import pytest
 from orchestrator.executors import slurm_queries
 from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, Task
 from workloads.contract import Execution, Expectation, RunSpec, TrainConfig
-from workloads.rundir import line
 
 FAKE = """#!/bin/sh
 name=$(basename "$0")
@@ -62,7 +61,7 @@ class Fakes:
             target="one",
             data_root="",
         )
-        return ArrayFolder(self.runs).begin(record, [line(spec.to_json())] * tasks)
+        return ArrayFolder(self.runs).begin(record, [spec] * tasks)
 
     def poll(self, *records: ArrayRecord, fresh: bool = False) -> slurm_queries.Newest:
         return slurm_queries.poll(self.folder, self.site, records, fresh=fresh)

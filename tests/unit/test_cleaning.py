@@ -8,6 +8,7 @@ import pty
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from orchestrator.cleaning import Found, Item, Keep, Kind, Rules
 from orchestrator.executors import leases
 from orchestrator.executors.endings import Exit
 from workloads.contract import State
-from workloads.rundir import AttemptDir, RunDir, jobs_folder, line, write_json
+from workloads.rundir import AttemptDir, RunDir, jobs_folder, write_json
+from workloads.specs import packed
 
 from .conftest import Campaign
 
@@ -237,9 +239,9 @@ def test_snapshots_go_when_no_run_needs_them(store: Store, campaign: Campaign) -
     assert len(names(find(store, campaign), Kind.SNAPSHOT)) == 2
     outbox = campaign.runs / "queue" / "outbox"
     outbox.mkdir(parents=True)
-    (outbox / "1.jsonl").write_bytes(line(spec.to_json() | {"snapshot": name}))
+    (outbox / "1.json").write_bytes(packed([replace(spec, snapshot=name)]))
     assert names(find(store, campaign)) == []
-    (outbox / "1.jsonl").unlink()
+    (outbox / "1.json").unlink()
     found = find(store, campaign)
     assert snapshot.kept(campaign.runs, name)  # a submit takes it again
     done = cleaning.remove(store, campaign.runs, found.items)

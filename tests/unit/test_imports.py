@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "db": {"db", "workloads"},
     "workloads": {"workloads"},
 }
-CROSSING = {"arrays", "contract", "rundir", "registry", "errors", "provenance", "frozen", "entry"}
+CROSSING = {"arrays", "contract", "rundir", "specs", "registry", "errors", "provenance", "frozen", "entry"}
 """Modules of ``workloads`` that the login side may import (``entry`` only to name the callable of a job)."""
 FRAMEWORKS = {"torch", "torchvision", "timm", "horovod", "torchgpipe", "tensorflow", "keras", "deepspeed", "sklearn"}
 

@@ -19,7 +19,8 @@ from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord
 from orchestrator.together import AT_A_TIME, FEW, for_each
 from workloads.arrays import lay_out, specs_file
 from workloads.contract import State
-from workloads.rundir import line, read_json
+from workloads.rundir import read_json
+from workloads.specs import packed, unpacked
 
 
 def test_each_item_is_worked_on_once_and_several_at_a_time() -> None:
@@ -48,12 +49,12 @@ def test_each_item_is_worked_on_once_and_several_at_a_time() -> None:
 def _delivery(campaign: Any, seed: int, *, attempt: int = 1, **about: Any) -> Delivery:
     spec = campaign.spec(seed=seed)
     said = {"token": f"t{seed}", "target": "lab", "attempt": attempt, "shape": {"nodes": 1}, "submitted_at": "now"}
-    return Delivery(f"t{seed}", campaign.runs, spec, attempt, {"nodes": 1}, {**said, **about}, line(spec.to_json()))
+    return Delivery(f"t{seed}", campaign.runs, spec, attempt, {"nodes": 1}, {**said, **about})
 
 
 def _begin(campaign: Any, deliveries: list[Delivery]) -> tuple[ArrayFolder, ArrayRecord]:
     folder = ArrayFolder(campaign.runs)
-    return folder, folder.begin(ArrayRecord.new("lab", deliveries), [d.spec_line for d in deliveries])
+    return folder, folder.begin(ArrayRecord.new("lab", deliveries), [d.spec for d in deliveries])
 
 
 def test_an_array_is_two_files_until_its_tasks_are_laid_out(campaign: Any) -> None:
@@ -61,7 +62,7 @@ def test_an_array_is_two_files_until_its_tasks_are_laid_out(campaign: Any) -> No
     deliveries = [_delivery(campaign, 0), _delivery(campaign, 1, recovery={"failure": "timeout"})]
     folder, record = _begin(campaign, deliveries)
     assert [path.name for path in campaign.runs.iterdir()] == ["jobs"]
-    assert sorted(path.name for path in folder.of(record).iterdir()) == ["array.json", "specs.jsonl"]
+    assert sorted(path.name for path in folder.of(record).iterdir()) == ["array.json", "specs.json"]
     assert lay_out(folder.of(record), [1]) == [deliveries[1].attempt]
     assert not deliveries[0].attempt.path.exists(), "only who starts"
     record = folder.write(replace(record, job_id="77", partition="htc"))
@@ -122,3 +123,20 @@ def test_a_spec_is_written_only_where_it_is_another_one(campaign: Any) -> None:
     run.spec.write_bytes(b"{}\n")
     run.write_spec(campaign.specs[run.run_id])
     assert run.read_spec() == campaign.specs[run.run_id]
+
+
+def test_specs_of_many_runs_come_back_as_they_were(campaign: Any) -> None:
+    """What differs in one of them, what is the same in all, texts of any kind, and one alone."""
+    specs = [campaign.spec(seed=seed, label='é\n"', strategy_options={"stages": (1, 2)}) for seed in range(3)]
+    specs += [replace(specs[0], execution=replace(specs[0].execution, mem_bytes=5)), campaign.spec(model="mlp")]
+    assert unpacked(packed(specs)) == specs and unpacked(packed(specs[:1])) == specs[:1]
+    assert unpacked(packed(specs), [4, 0]) == [specs[4], specs[0]]
+    assert packed(specs[:3]).count(b"train.model") == 1
+    mixed = [replace(specs[0], train=replace(specs[0].train, lr=lr)) for lr in (1, 1.0)]
+    assert [type(spec.train.lr) for spec in unpacked(packed(mixed))] == [int, float]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"spec_version": 1, "common": {}, "own": [], "runs": [[1]]}'])
+def test_a_damaged_file_of_specs_is_told(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"Expecting value|not a file of specs|argument"):
+        unpacked(content)

@@ -134,7 +134,7 @@ def test_an_intent_without_a_spec_is_lost_not_stuck(lab: Lab) -> None:
 def test_an_outbox_of_a_dead_submit_is_cleared_in_time(lab: Lab) -> None:
     folder = QueueFolder(lab.runs)
     folder.create()
-    old, new = folder.outbox / "old.jsonl", folder.outbox / "new.jsonl"
+    old, new = folder.outbox / "old.json", folder.outbox / "new.json"
     for path in (old, new):
         path.touch()
     os.utime(old, (1, 1))

@@ -1,0 +1,59 @@
+"""The specs of many runs in one file: what they share once, and of each run only what is its own.
+
+    {"common": {"target": "sol", "train.model": "cnn", ...}, "own": ["run_id", "label", "train.seed"], "runs": [[...]]}
+
+A thousand runs of one study differ in a few values, so this is a tenth of their ``spec.json`` files, to write and to
+read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
+
+from workloads.contract import SPEC_VERSION, Execution, Expectation, RunSpec, TrainConfig
+from workloads.rundir import encoded
+
+_PARTS = {"train": TrainConfig, "execution": Execution, "expect": Expectation}
+_NAMES = [f.name for f in fields(RunSpec) if f.name not in _PARTS]
+_NAMES += [f"{part}.{f.name}" for part, kind in _PARTS.items() for f in fields(kind)]
+_values_of = attrgetter(*_NAMES)
+
+
+def packed(specs: Sequence[RunSpec]) -> bytes:
+    """The content of a file of one spec or more."""
+    columns = dict(zip(_NAMES, zip(*map(_values_of, specs), strict=True), strict=True))
+    own = [name for name, column in columns.items() if name == "run_id" or not _is_one(column)]
+    common = {name: columns[name][0] for name in _NAMES if name not in own}
+    runs = list(zip(*(columns[name] for name in own), strict=True))
+    return encoded({"spec_version": SPEC_VERSION, "common": common, "own": own, "runs": runs})
+
+
+def _is_one(column: tuple[Any, ...]) -> bool:
+    """Whether all values are the same; 1, 1.0 and true are three."""
+    return column.count(column[0]) == len(column) and len(set(map(type, column))) == 1
+
+
+def unpacked(content: bytes, indexes: Iterable[int] | None = None) -> list[RunSpec]:
+    """The specs in a file's content, or those at some places.
+
+    Raises:
+        ValueError: it is damaged, or of a newer version.
+    """
+    try:
+        said = json.loads(content)
+        rows = said["runs"] if indexes is None else [said["runs"][index] for index in indexes]
+        return [_spec(said, row) for row in rows]
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a file of specs: {error!r}") from error
+
+
+def _spec(said: dict[str, Any], row: list[Any]) -> RunSpec:
+    data: dict[str, Any] = {"spec_version": said["spec_version"], **{part: {} for part in _PARTS}}
+    for name, value in {**said["common"], **dict(zip(said["own"], row, strict=True))}.items():
+        part, _, field = name.rpartition(".")
+        (data[part] if part else data)[field] = value
+    return RunSpec.from_json(data)
