@@ -32,7 +32,8 @@ def say_so(workspace: Workspace, specs: Iterable[RunSpec]) -> None:
         more = f" and {len(otherwise) - 1} more" if len(otherwise) > 1 else ""
         output.talk(f"note: planned otherwise since they were sent: {otherwise[0]}{more}; {_WAY_ON}")
     elif edited := _edited(workspace, plan) if sent else []:
-        output.talk(f"note: the {' and the '.join(edited)} says otherwise than the last plan; {_WAY_ON}")
+        say = "say" if len(edited) > 1 else "says"
+        output.talk(f"note: the {' and the '.join(edited)} {say} otherwise than the last plan; {_WAY_ON}")
 
 
 def _planned_otherwise(workspace: Workspace, plan: Plan) -> list[str]:
