@@ -1,114 +1,102 @@
-"""What sampling a GPU once a second costs a training: steps with the sampler beside steps without it.
+"""What sampling GPUs once a second costs a training, from the runs themselves.
 
-    python benchmarks/telemetry.py [--turns 20] [--seconds 4] [--output telemetry.json]
+    python -m benchmarks.telemetry RUNS [RUNS ...] [--below-ms 50] [--json]
 
-One process trains ResNet-50 on 128 images of 32 pixels, where the host launches kernels as fast as it can, so that
-anything else it does shows at once. Turns with the sampler that every run has (NVML once a second, events to a file)
-and turns without it alternate; a ratio is that of two neighbours' mean steps, since an answer of NVML may hold up one
-step in fifty, which no median would show. The median over pairs comes with a bootstrap 95 % interval. Needs a GPU.
+Every run on GPUs notes when NVML was asked and how long each step took. Steps around each of those moments are compared
+with the steps shortly before and after, and so are steps half a second later, when nothing was asked: the difference is
+what a sample cost. Nothing is trained here, so any results folder (``runs``) will do, and run ids lead back to what was
+measured. Only steps below ``--below-ms`` count: in longer ones the GPU is the limit and hides what the host does.
+
+The mean comes with a bootstrap 95 % interval over samples.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import itertools
 import json
 import random
 import statistics
-import tempfile
-import time
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-import torchvision
-from torch.nn import functional
+from workloads.telemetry import SAMPLE_EVERY_S
 
-from workloads.job import Events
-from workloads.telemetry import Sampler
-
-BATCH, SIZE = 128, 32
-WARMUP_STEPS = 30
-TARGET = 1.01
+TARGET_PCT = 1.0
+AROUND_STEPS = 2
+"""Before the one in which a sample was taken, and after it: one that the host is late for may be the next."""
+NEIGHBOUR_STEPS = 12
+"""On either side of those, whose median is what a step takes just then."""
 
 
-def training(device: torch.device) -> Callable[[], None]:
-    """A step of a plain loop."""
-    model = torchvision.models.resnet50(num_classes=10).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
-    x = torch.rand(BATCH, 3, SIZE, SIZE, device=device)
-    y = torch.randint(0, 10, (BATCH,), device=device)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-    return step
+def cost_s(starts_s: list[float], times_s: list[float], moment_s: float) -> float | None:
+    """How much longer the steps around a moment took than their neighbours did; None too near an end of an epoch."""
+    at = bisect_right(starts_s, moment_s) - 1
+    first, last = at - AROUND_STEPS, at + AROUND_STEPS + 1
+    if first < NEIGHBOUR_STEPS or last + NEIGHBOUR_STEPS > len(times_s) or moment_s > starts_s[at] + times_s[at]:
+        return None
+    neighbours = times_s[first - NEIGHBOUR_STEPS : first] + times_s[last : last + NEIGHBOUR_STEPS]
+    return sum(times_s[first:last]) - (last - first) * statistics.median(neighbours)
 
 
-def turn(step: Callable[[], None], seconds: float) -> float:
-    """The mean step of so many seconds, in seconds."""
-    marks = [torch.cuda.Event(enable_timing=True)]
-    marks[0].record()
-    started = time.perf_counter()
-    while time.perf_counter() - started < seconds:
-        step()
-        marks.append(torch.cuda.Event(enable_timing=True))
-        marks[-1].record()
-    torch.cuda.synchronize()
-    return marks[0].elapsed_time(marks[-1]) / 1e3 / (len(marks) - 1)
+def costs_s(events: list[dict[str, object]], below_s: float) -> Iterator[float]:
+    """Seconds that each sample of an attempt cost its training."""
+    asked = [
+        moment
+        for event in events
+        if event["event"] == "telemetry"
+        for moment, phase in zip(event["at"], event["phase"], strict=True)  # type: ignore[call-overload]
+        if phase == "train"
+    ]
+    steps = [event for event in events if event["event"] == "steps"]
+    for _, windows in itertools.groupby(steps, key=lambda event: event["epoch"]):
+        window = list(windows)
+        times_s: list[float] = [t for event in window for t in event["step_time_s"]]  # type: ignore[attr-defined]
+        if statistics.median(times_s) >= below_s:
+            continue
+        # The last window is written when an epoch's last step is over; the others a window late.
+        ended_s = float(window[-1]["time"])  # type: ignore[arg-type]
+        starts_s = [ended_s - left for left in itertools.accumulate(reversed(times_s))][::-1]
+        for moment in asked:
+            with_sample = cost_s(starts_s, times_s, moment)
+            without = cost_s(starts_s, times_s, moment + SAMPLE_EVERY_S / 2)
+            if with_sample is not None and without is not None:
+                yield with_sample - without
 
 
 def interval(values: list[float], draws: int = 10_000) -> tuple[float, float]:
-    """Percentile bootstrap 95 % interval of the median (Efron, 1979)."""
+    """Percentile bootstrap 95 % interval of the mean (Efron, 1979)."""
     generator = random.Random(0)
-    medians = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(draws))
-    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
+    means = sorted(statistics.fmean(generator.choices(values, k=len(values))) for _ in range(draws))
+    return means[int(0.025 * draws)], means[int(0.975 * draws)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=20, help="of each kind")
-    parser.add_argument("--seconds", type=float, default=4.0, help="a turn lasts")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS")
+    parser.add_argument("--below-ms", type=float, default=50.0, help="of an epoch's median step")
+    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    device = torch.device("cuda", 0)
-    step = training(device)
-    for _ in range(WARMUP_STEPS):
-        step()
-    uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-    samples, ratios, steps_s = 0, [], []
-    with tempfile.TemporaryDirectory() as name:
-        events = Events(Path(name) / "events.jsonl")
-        for number in range(arguments.turns):
-            times_s = {}
-            # Which of two comes first alternates too, so that a drift favours neither.
-            for sampled in (True, False) if number % 2 else (False, True):
-                sampler = Sampler([uuid], lambda: "train", events.write)
-                with sampler if sampled else contextlib.nullcontext():
-                    times_s[sampled] = turn(step, arguments.seconds)
-                    samples += sampler.figures().samples if sampled else 0
-            ratios.append(times_s[True] / times_s[False])
-            steps_s.append(times_s[False])
-    assert samples >= arguments.turns, "NVML did not answer: nothing was measured"
-    low, high = interval(ratios)
-    row = {
-        "turns": arguments.turns,
-        "seconds": arguments.seconds,
-        "samples": samples,
-        "step_s": statistics.median(steps_s),
-        "ratio": statistics.median(ratios),
-        "ratio_95": [low, high],
-        "ratios": ratios,
-        "met": high <= TARGET,
-    }
+    found: dict[str, list[float]] = {}
+    for log in sorted(path for folder in arguments.runs for path in folder.glob("*/*/attempts/*/events.jsonl")):
+        events = [json.loads(line) for line in log.read_text().splitlines()]
+        costs = list(costs_s(events, arguments.below_ms / 1e3))
+        if costs:
+            found.setdefault(log.parents[2].name, []).extend(costs)
+    every = [cost for costs in found.values() for cost in costs]
+    if not every:
+        parser.error("no run here has samples amid short steps; train small images on a GPU for some seconds")
+    low, high = (100 * bound / SAMPLE_EVERY_S for bound in interval(every))
+    mean = 100 * statistics.fmean(every) / SAMPLE_EVERY_S
+    if arguments.json:
+        print(json.dumps({"overhead_pct": mean, "overhead_pct_95": [low, high], "cost_s": found}, indent=2))
+        return
+    verdict = "met" if high <= TARGET_PCT else "MISSED"
     print(
-        f"{samples} samples in {arguments.turns} turns of {arguments.seconds:g} s: time with sampler / without "
-        f"{row['ratio']:.4f} ({low:.4f} to {high:.4f}); target {TARGET:g} {'met' if row['met'] else 'MISSED'}"
+        f"{len(every)} samples in {len(found)} runs: a sample a second costs {mean:.2f} % ({low:.2f} to {high:.2f} %)"
     )
-    if arguments.output:
-        arguments.output.write_text(json.dumps(row, indent=2) + "\n")
+    print(f"target: {TARGET_PCT:g} %, {verdict}; runs: {', '.join(found)}")
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def pretty(name: str, value: Any) -> str:
     return str(value)
 
 
-_UNITS = {"_bytes": " (GiB)", "_per_s": "/s", "_s": " (s)", "_pct": " (%)", "_j": " (J)"}
+_UNITS = {"_bytes": " (GiB)", "_per_s": "/s", "_s": " (s)", "_pct": " (%)", "_j": " (J)", "_w": " (W)"}
 _SHARES = frozenset({"test_accuracy", "published_test_accuracy", "precision", "recall", "f1"})
 
 
