@@ -32,7 +32,7 @@ from workloads.errors import InputError
 
 log = logging.getLogger(__name__)
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """Every schema revision, oldest first. Kept here so that opening a store needs no Alembic; a test compares."""
 
 MIGRATIONS = "db:migrations"

@@ -216,6 +216,7 @@ _TYPES: dict[str, Any] = {
     "augment": _choice("none", "flip", "crop_flip"),
     "drop_last": bool,
     "train_fraction": _real(gt=0, le=1),
+    "test_fraction": _real(gt=0, le=1),
     "eval_every": _COUNT,
     "time_limit": _quantity(parse_time_limit),
     "mem": _quantity(parse_memory),

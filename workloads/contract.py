@@ -185,6 +185,8 @@ class TrainConfig:
     drop_last: bool = False
     train_fraction: float = 1.0
     """Share of the training images, drawn once per seed, the same for all strategies."""
+    test_fraction: float = 1.0
+    """Share of the test images likewise, for trials: an accuracy over part of them is no result."""
     eval_every: int = 1
     """Epochs between evaluations; 0 evaluates once, at the end. The end is always evaluated."""
 

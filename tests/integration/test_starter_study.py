@@ -72,7 +72,7 @@ def test_a_whole_study_runs_on_real_data(study: str, tmp_path: Path) -> None:
     if not (data / "MNIST").is_dir() or not (data / "cifar-10-batches-py").is_dir():
         pytest.skip("no real data here")
     _orchestrate(tmp_path, "init", "--study", study)
-    sets = ["hardware=cpu", "epochs=1", "train_fraction=0.01", "checkpoint_every=0"]
+    sets = ["hardware=cpu", "epochs=1", "train_fraction=0.004", "test_fraction=0.02", "checkpoint_every=0"]
     small = [word for text in sets for word in ("--set", text)]
     _orchestrate(tmp_path, "submit", "--local", "--wait", *small, within_s=7200)
     table = json.loads(_orchestrate(tmp_path, "results", "--published", "--json", *small))

@@ -114,7 +114,7 @@ def test_no_package_is_missing_when_all_extras_are_installed(name: str) -> None:
 @pytest.mark.parametrize("name", STUDIES)
 def test_two_cores_run_all_of_it_in_miniature(name: str) -> None:
     """The command in the file's head: one kind of device for all, the same numbers of them, figures still beside."""
-    found = expand(studies.read(name), "hardware=cpu", "epochs=1", "train_fraction=0.004")
+    found = expand(studies.read(name), "hardware=cpu", "epochs=1", "train_fraction=0.004", "test_fraction=0.02")
     assert all(ON_GPUS_ONLY in excluded.why for excluded in found.excluded)
     assert {cell.train.hardware for cell in found.cells} == {"cpu:1", "cpu:2"}
     assert refusals(found.cells, None, Machine(gpus=(), cores=(0, 1))) == {}
@@ -130,5 +130,5 @@ def test_the_head_of_a_study_names_commands_that_work(name: str) -> None:
     lines = [line for line in head.splitlines() if "orchestrate submit --local" in line]
     (command,) = lines
     sets = [word for word in command.split() if "=" in word]
-    assert [text.partition("=")[0] for text in sets] == ["hardware", "epochs", "train_fraction"]
+    assert [text.partition("=")[0] for text in sets] == ["hardware", "epochs", "train_fraction", "test_fraction"]
     assert expand(studies.read(name), *sets).cells

@@ -35,6 +35,11 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def part(self, indices: NDArray[np.int64]) -> Split:
+        """Some of the images, in the order of ``indices``."""
+        files = None if self.files is None else tuple(self.files[index] for index in indices)
+        return Split(self.labels[indices], self.images[indices], files)
+
     def pil(self, index: int) -> Image.Image:
         """One image as Pillow has it.
 

@@ -71,7 +71,7 @@ def _split(generator: np.random.Generator, patterns: np.ndarray, count: int) -> 
     labels = np.arange(count, dtype=np.int64) % CLASSES
     shape = (count, *patterns.shape[1:])
     # Whole random words, of which seven bits a byte are kept: ten times as fast as drawing byte by byte.
-    images = np.frombuffer(generator.bytes(math.prod(shape)), np.uint8).reshape(shape) & 127
+    images = np.frombuffer(generator.bytes(math.prod(shape)), np.uint8).reshape(shape) & np.uint8(127)
     images += patterns[labels]
     return Split(labels, images)
 

@@ -56,7 +56,22 @@ def load_data(job: Job) -> ImageData | SequenceData:
             hint="plan and submit again",
         )
     job.result.dataset_digest = data.digest
-    return data
+    return _tested_on_part(data, config) if config.test_fraction < 1.0 else data
+
+
+def _tested_on_part(data: ImageData | SequenceData, config: TrainConfig) -> ImageData | SequenceData:
+    """With the share of the test samples that ``test_fraction`` names."""
+    import dataclasses
+
+    import numpy as np
+
+    from workloads.loaders.order import subset
+
+    if isinstance(data, SequenceData):
+        of_one_class = np.zeros(len(data.test), np.int64)
+        return dataclasses.replace(data, test=data.test[subset(of_one_class, config.test_fraction, config.seed)])
+    chosen = subset(data.test.labels, config.test_fraction, config.seed)
+    return dataclasses.replace(data, test=data.test.part(chosen))
 
 
 def seed_of(*parts: int) -> int:

@@ -1,8 +1,9 @@
 """Which samples come when, and to which rank.
 
 All randomness is a hash of integers, not the state of a generator: the order of an epoch, the augmentation of a sample
-and the subset of ``train_fraction`` are the same on every machine, in every process, and after a resume. The hash is
-written twice (Python integers for loader workers, arrays or tensors for whole epochs) and a test holds the two equal.
+and the subsets of ``train_fraction`` and ``test_fraction`` are the same on every machine, in every process, and after a
+resume. The hash is written twice (Python integers for loader workers, arrays or tensors for whole epochs) and a test
+holds the two equal.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ def epoch_order(indices: Integers, seed: int, epoch: int) -> Integers:
 
 
 def subset(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.int64]:
-    """``max(1, round(fraction * images))`` training images, in stored order: what ``train_fraction`` means.
+    """``max(1, round(fraction * images))`` images, in stored order: what ``train_fraction`` and ``test_fraction`` mean.
 
-    Drawn by seed alone, so every strategy trains on the same ones; each class gives its share to within one image.
+    Drawn by seed alone, so every strategy has the same ones; each class gives its share to within one image.
     """
     import numpy as np
 
