@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.executors.slurm_records import Pair, Site
 from orchestrator.matrix import Cell, Excluded
 from orchestrator.resources import ResourceShape
-from workloads.contract import RunSpec
+from workloads.contract import Expectation, RunSpec
 
 
 class Action(StrEnum):
@@ -105,15 +105,19 @@ class Plan:
         wanted = {Action.NEW, Action.FAILED} | ({Action.STALE} if stale else set())
         return [run for run in self.runs if run.action in wanted]
 
-    def spec(self, run: PlannedRun, snapshot: str = "") -> RunSpec:
-        """The content of a run's ``spec.json``, with the name of the code that is submitted."""
+    def spec(self, run: PlannedRun, snapshot: str = "", expect: Expectation | None = None) -> RunSpec:
+        """The content of a run's ``spec.json``, with the name of the code that is submitted.
+
+        Args:
+            expect: of the run's shape, where it is at hand.
+        """
         return RunSpec(
             run_id=run.cell.run_id,
             label=run.cell.label,
             experiment=self.experiment,
             train=run.cell.train,
             execution=run.cell.execution,
-            expect=run.shape.expectation(),
+            expect=expect or run.shape.expectation(),
             target=self.target,
             data_root=str(self.data_root or ""),
             dataset_digest=self.dataset_digests.get(run.cell.train.dataset, ""),

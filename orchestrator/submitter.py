@@ -121,9 +121,11 @@ def submit(
         prepare_runs_folder(workspace.runs)
         experiment = snapshots.Experiment.read(workspace.experiment, sets)
         snapshot = snapshots.take(workspace.runs, plan.packages, experiment)
-    # Runs of one shape share it, and so its mapping, of which others make what they need once.
-    shapes = {key: asdict(shape) for key, shape in {id(run.shape): run.shape for run in runs}.items()}
-    wanted = [(plan.spec(run, snapshot), shapes[id(run.shape)]) for run in runs]
+    # Runs of one shape share it, and so what is made of it here and further on.
+    shapes = {id(run.shape): run.shape for run in runs}
+    expected = {key: shape.expectation() for key, shape in shapes.items()}
+    mappings = {key: asdict(shape) for key, shape in shapes.items()}
+    wanted = [(plan.spec(run, snapshot, expected[id(run.shape)]), mappings[id(run.shape)]) for run in runs]
     return replace(send(workspace, wanted, plan.target, newest_known=newest_known), snapshot=snapshot)
 
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from operator import attrgetter
 from typing import Any
 
 from workloads.contract import SPEC_VERSION, Execution, Expectation, RunSpec, TrainConfig
 from workloads.rundir import encoded
 
-_PARTS = {"train": TrainConfig, "execution": Execution, "expect": Expectation}
-_NAMES = [f.name for f in fields(RunSpec) if f.name not in _PARTS]
-_NAMES += [f"{part}.{f.name}" for part, kind in _PARTS.items() for f in fields(kind)]
+_NAMES = [f.name for f in fields(RunSpec) if f.name != "train"]
+_NAMES += [f"train.{f.name}" for f in fields(TrainConfig)]
 _values_of = attrgetter(*_NAMES)
 
 
@@ -27,9 +26,13 @@ def packed(specs: Sequence[RunSpec]) -> bytes:
     """The content of a file of one spec or more."""
     columns = dict(zip(_NAMES, zip(*map(_values_of, specs), strict=True), strict=True))
     own = [name for name, column in columns.items() if name == "run_id" or not _is_one(column)]
-    common = {name: columns[name][0] for name in _NAMES if name not in own}
-    runs = list(zip(*(columns[name] for name in own), strict=True))
+    common = {name: _plain(columns[name][0]) for name in _NAMES if name not in own}
+    runs = [list(map(_plain, row)) for row in zip(*(columns[name] for name in own), strict=True)]
     return encoded({"spec_version": SPEC_VERSION, "common": common, "own": own, "runs": runs})
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if isinstance(value, (Execution, Expectation)) else value
 
 
 def _is_one(column: tuple[Any, ...]) -> bool:
@@ -52,8 +55,6 @@ def unpacked(content: bytes, indexes: Iterable[int] | None = None) -> list[RunSp
 
 
 def _spec(said: dict[str, Any], row: list[Any]) -> RunSpec:
-    data: dict[str, Any] = {"spec_version": said["spec_version"], **{part: {} for part in _PARTS}}
-    for name, value in {**said["common"], **dict(zip(said["own"], row, strict=True))}.items():
-        part, _, field = name.rpartition(".")
-        (data[part] if part else data)[field] = value
-    return RunSpec.from_json(data)
+    values = {**said["common"], **dict(zip(said["own"], row, strict=True))}
+    train = {name.removeprefix("train."): values.pop(name) for name in list(values) if name.startswith("train.")}
+    return RunSpec.from_json({"spec_version": said["spec_version"], **values, "train": train})
