@@ -38,6 +38,10 @@ VERBS: dict[str, tuple[str, str]] = {
 """Verb -> (module in this package, one-line help), in the order of use."""
 
 
+_PLAIN = None
+"""How help is marked up: not at all. Rich's markup swallows ``[cluster.NAME]`` and keeps docstrings' line breaks."""
+
+
 class _LazyGroup(TyperGroup):
     """Knows all verbs by name and imports the module of the one that is used."""
 
@@ -58,15 +62,20 @@ class _LazyGroup(TyperGroup):
             return super().get_command(ctx, cmd_name)
         module_name, summary = VERBS[cmd_name]
         if not self._using:  # a listing: the summary will do
-            return TyperCommand(cmd_name, help=summary)
+            return TyperCommand(cmd_name, short_help=summary)
         module = importlib.import_module(f"orchestrator.cli.{module_name}")
-        return typer.main.get_group(module.app).commands[cmd_name]
+        module.app.rich_markup_mode = _PLAIN
+        command = typer.main.get_group(module.app).commands[cmd_name]
+        for below in getattr(command, "commands", {}).values():
+            below.short_help = below.help.partition("\n")[0]  # else a listing cuts it
+        return command
 
 
 app = typer.Typer(
     cls=_LazyGroup,
     name="orchestrate",
     no_args_is_help=True,
+    rich_markup_mode=_PLAIN,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )

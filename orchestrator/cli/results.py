@@ -96,7 +96,7 @@ def results(
     JSON and CSV have every column, and numbers as they are, unless --select names some. With --group-by, numbers are
     the median over runs that succeeded and did not diverge, with smallest and largest, n saying how many.
 
-    --published shows what the experiment file has of others for a run; give it the --set that the runs had.
+    --published shows what [[published]] of the experiment file has for a run; give it the --set that the runs had.
 
     Example: orchestrate results --where dataset=mnist --where "test_accuracy>0.97" --sort -samples_per_s
 

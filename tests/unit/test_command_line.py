@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
 import shlex
@@ -63,10 +64,26 @@ def test_help_ends_with_an_example_of_this_command(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_works_for_real(tmp_path: Path, name: str) -> None:
-    done = _run(tmp_path, *name.split(), "--help")
+def test_help_says_all_that_is_written(tmp_path: Path, name: str) -> None:
+    """Each word of the verb's and its options' help, also in square brackets, in lines as long as a terminal allows."""
+    done = _run(tmp_path, *name.split(), "--help", COLUMNS="80")
     assert done.returncode == 0
     assert f"Usage: orchestrate {name}" in done.stdout
+    shown = " ".join(done.stdout.split())
+    command = COMMANDS[name]
+    below = [sub.help.partition("\n")[0] for sub in getattr(command, "commands", {}).values()]
+    texts = [command.help, *below, *(getattr(p, "help", None) for p in command.params)]
+    assert [t for t in texts for paragraph in (t or "").split("\n\n") if " ".join(paragraph.split()) not in shown] == []
+    prose = re.split(r"\n(?:Arguments|Options|Commands):", done.stdout)[0]
+    for paragraph in re.split(r"\n *\n", prose)[1:]:
+        lines = paragraph.strip("\n").splitlines()
+        ragged = [one for one, two in itertools.pairwise(lines) if len(f"{one} {two.split()[0]}") < 78]
+        assert ragged == [], "these lines end early"
+
+
+def test_the_list_of_verbs_cuts_no_summary(tmp_path: Path) -> None:
+    shown = " ".join(_run(tmp_path, "--help", COLUMNS="80").stdout.split())
+    assert [summary for _, summary in cli.VERBS.values() if " ".join(summary.split()) not in shown] == []
 
 
 def test_without_an_experiment_file_the_command_that_makes_one_is_named(tmp_path: Path) -> None:
