@@ -131,17 +131,22 @@ def explain(details: ErrorDetails, unknown: Callable[[Place], str]) -> list[tupl
         return [(place, f"unknown key {show(place[-1])}", unknown(place))]
     if kind == "missing":
         return [(place[:-1], f'there is no "{place[-1]}" here', f'add "{place[-1]}"')]
-    return [(place, *_describe(kind, details["input"], context))]
+    return [(place, *_describe(kind, details["input"], context, str(place[-1]) if place else ""))]
 
 
+_TABLES_OF = frozenset({"queue", "zip", "when", "exclude", "published"})
+"""Keys whose list has tables in it."""
 _KINDS = {
     "int_type": "a whole number",
     "float_type": "a number",
     "string_type": "a text",
     "bool_type": "true or false",
     "list_type": "a list",
+    "tuple_type": "a list",
+    "set_type": "a list",
     "dict_type": "a table",
     "model_type": "a table",
+    "model_attributes_type": "a table",
     "finite_number": "a finite number",
 }
 _BOUNDS = {
@@ -152,7 +157,7 @@ _BOUNDS = {
 }
 
 
-def _describe(kind: str, value: object, context: Mapping[str, Any]) -> tuple[str, str]:
+def _describe(kind: str, value: object, context: Mapping[str, Any], key: str) -> tuple[str, str]:
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
         bound = context[name]
@@ -160,11 +165,11 @@ def _describe(kind: str, value: object, context: Mapping[str, Any]) -> tuple[str
     if kind == "too_short":
         return "an empty list: the product over it has no cell", "give at least one value, or remove the key"
     if kind not in _KINDS:
-        return f"{show(value)} is not allowed ({kind.replace('_', ' ')})", ""
-    return f"{show(value)} is not {_KINDS[kind]}", _hint(kind, value)
+        return f"{show(value)} is not allowed here", "cluster.example.toml and the README show every key"
+    return f"{show(value)} is not {_KINDS[kind]}", _hint(kind, value, key)
 
 
-def _hint(kind: str, value: object) -> str:
+def _hint(kind: str, value: object, key: str) -> str:
     if kind == "int_type" and isinstance(value, float) and value.is_integer():
         return f"write {int(value)}"
     if kind in {"int_type", "float_type", "bool_type"} and isinstance(value, str):
@@ -173,8 +178,12 @@ def _hint(kind: str, value: object) -> str:
         return f'texts stand in quotes: "{show(value)}"'
     if kind == "string_type" and hasattr(value, "isoformat"):
         return f'this is a TOML date or time; quote it: "{value}"'
-    if kind == "list_type" and isinstance(value, Mapping):
-        return "an array of tables has two brackets on each side, such as [[zip]]"
-    if isinstance(value, list) and kind != "list_type":
+    if _KINDS[kind] == "a list":
+        if key in _TABLES_OF or isinstance(value, Mapping):
+            return f"an array of tables has two brackets on each side, such as [[{key}]]"
+        return f"write {key} = [{show(value)}]"
+    if _KINDS[kind] == "a table":
+        return "write { key = value }, or a table of its own, in brackets"
+    if isinstance(value, list):
         return "one value stands here; lists of values to try stand in [matrix]"
     return ""

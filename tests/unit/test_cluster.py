@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import getpass
+import itertools
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from orchestrator import cluster
 from orchestrator.errors import ClusterError, InputError
-from orchestrator.profile import ClusterProfile
+from orchestrator.profile import ClusterProfile, GpuNodes, Queue, Recovery
 
 ROOT = Path(__file__).parents[2]
 SMALL = """
@@ -278,6 +281,46 @@ def test_keys_that_contradict_each_other(top: str, gpu: str, place: str, what: s
     found = mistake(top, gpu)
     assert found[0] == place
     assert what in found[1]
+
+
+VALUES = ('"text"', "3", "1.5", "true", "nan", "1979-05-27", "[1]", "[[1]]", "[]", "{}", "{ a = 1 }", "[{ a = 1 }]")
+TABLES = {
+    ClusterProfile: "[cluster.lab]",
+    GpuNodes: "[cluster.lab.gpu.a100]",
+    Queue: "[cluster.lab.cpu]\n[[cluster.lab.cpu.queue]]",
+    Recovery: "[cluster.lab.recovery]",
+}
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.__name__)
+def test_no_value_of_any_kind_gets_a_message_of_the_library(table: type[BaseModel]) -> None:
+    """Each key of each table with a value of each kind: accepted, or refused in our words; where a list or a table is
+    expected, with what to write."""
+    found = []
+    for (name, field), value in itertools.product(table.model_fields.items(), VALUES):
+        line = f"{field.alias or name} = {value}"
+        try:
+            cluster.parse_file(f"{TABLES[table]}\n{line}\n", "cluster.toml")
+        except ClusterError as error:
+            found += [(line, m.what, m.hint) for m in error.mistakes]
+    assert len(found) > len(table.model_fields)
+    assert [m for m in found if re.search(r"_type|\w type\)|pydantic|instance of|Input should", m[1])] == []
+    assert [m for m in found if m[1].endswith((" a list", " a table")) and not m[2]] == []
+
+
+@pytest.mark.parametrize(
+    ("top", "gpu", "place", "what", "hint"),
+    [
+        ('prologue = "module load cuda"', "", "prologue", '"module load cuda" is not a list', '= ["module load cuda"]'),
+        ("", "prologue = 3", "gpu.a100.prologue", "3 is not a list", "write prologue = [3]"),
+        ("", 'queue = "htc"', "gpu.a100.queue", '"htc" is not a list', "two brackets on each side, such as [[queue]]"),
+        ("recovery = 3", "", "recovery", "3 is not a table", "write { key = value }"),
+    ],
+)
+def test_one_value_where_a_list_or_a_table_stands(top: str, gpu: str, place: str, what: str, hint: str) -> None:
+    found = mistake(top, gpu)
+    assert found[:2] == (place, what)
+    assert hint in found[2]
 
 
 def test_the_digest_is_of_the_meaning(tmp_path: Path) -> None:
