@@ -164,8 +164,8 @@ def _strategies(packages: Packages) -> Iterator[Finding]:
     for name, strategy in registry.strategies().items():
         missing = packages.missing(strategy.packages)
         if missing:
-            fix = f"{packages.python} -m pip install {' '.join(missing)}"
-            yield Finding("strategy", Verdict.NOTE, f"{name}: not available, {', '.join(missing)} missing", fix)
+            what = f"{name}: not available, {', '.join(missing)} missing"
+            yield Finding("strategy", Verdict.NOTE, what, packages.remedy(missing))
         else:
             yield Finding("strategy", Verdict.OK, name)
 

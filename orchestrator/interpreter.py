@@ -21,6 +21,8 @@ _ASK = (
     "print(json.dumps(dict(reversed(found))))"
 )
 _TIMEOUT_S = 30
+BUILT_HERE = frozenset({"horovod"})
+"""Distributions that ``orchestrate wheel`` makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,16 @@ class Packages:
             return []
         ways = [name.split("|") for name in names]
         return sorted({way[0] for way in ways if not any(canonical_name(name) in self.versions for name in way)})
+
+    def remedy(self, missing: Iterable[str]) -> str:
+        """The command that installs what is missing; a package that no index offers for this torch is built."""
+        names = list(missing)
+        plain = [name for name in names if name not in BUILT_HERE]
+        commands = [f"{self.python} -m pip install {' '.join(plain)}"] if plain else []
+        commands += [
+            f"orchestrate wheel {name} --python {self.python} --install" for name in names if name in BUILT_HERE
+        ]
+        return " && ".join(commands)
 
     @property
     def digest(self) -> str:

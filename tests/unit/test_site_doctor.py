@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator import cluster, doctor, probing, site_doctor
+from orchestrator.cli.wheels import Package
 from orchestrator.cli.workspace import Workspace
 from orchestrator.executors import slurm_queues
 from orchestrator.executors.slurm_queues import Estimate
 from orchestrator.findings import Finding, Verdict
+from orchestrator.interpreter import BUILT_HERE, Packages
 from tests.unit.test_sites import BIG, HOSTS, Slurm
 
 FILE = """
@@ -173,6 +175,17 @@ def test_a_queue_limit_that_the_file_does_not_know() -> None:
 
 
 # --- the rest of the doctor ---
+
+
+def test_packages_that_are_missing_come_with_the_command_that_gets_them() -> None:
+    """pip for what an index has, our own build for Horovod, which pip cannot install; in this order."""
+    found = {f.what.partition(":")[0]: f.fix for f in doctor._strategies(Packages("/e/python", {"torch": "2"}))}
+    assert found["eager"] == ""
+    assert found["gpipe"] == "/e/python -m pip install torchgpipe"
+    assert found["horovod"] == "orchestrate wheel horovod --python /e/python --install"
+    bare = {f.what.partition(":")[0]: f.fix for f in doctor._strategies(Packages("/e/python", {}))}
+    assert bare["horovod"] == "/e/python -m pip install torch && " + found["horovod"]
+    assert {package.value for package in Package} == BUILT_HERE
 
 
 def test_a_runs_folder_on_a_disk_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
