@@ -67,9 +67,8 @@ class Packages:
         names = list(missing)
         plain = [name for name in names if name not in BUILT_HERE]
         commands = [f"{self.python} -m pip install {' '.join(plain)}"] if plain else []
-        commands += [
-            f"orchestrate wheel {name} --python {self.python} --install" for name in names if name in BUILT_HERE
-        ]
+        built = [name for name in names if name in BUILT_HERE]
+        commands += [f"orchestrate wheel {name} --python {self.python} --install" for name in built]
         return " && ".join(commands)
 
     @property
