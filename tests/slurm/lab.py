@@ -22,6 +22,8 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -371,13 +373,43 @@ def running(
     extra: tuple[str, ...] = (),
     release: Release = INSTALLED,
 ) -> Iterator[Lab]:
-    """A cluster below ``folder`` (short: a socket's path has at most 107 characters), ended when the block ends."""
+    """A cluster below ``folder`` (short: a socket's path has at most 107 characters), ended when the block ends.
+
+    Its daemons have sessions of their own, so nothing else ends them: SIGTERM, and the SIGHUP of a terminal that is
+    closed, end the block too.
+    """
     lab = Lab(folder, accounting=accounting, users=users, extra=extra, release=release)
+    with _ended_by(signal.SIGTERM, signal.SIGHUP) as uninterrupted:
+        try:
+            lab.boot()
+            yield lab
+        finally:
+            uninterrupted()
+            lab.stop()
+
+
+@contextlib.contextmanager
+def _ended_by(*signals: signal.Signals) -> Iterator[Callable[[], None]]:
+    """Let signals that would kill this process leave the block instead; gives what makes it deaf to them."""
+    taken: list[signal.Signals] = []
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    if threading.current_thread() is threading.main_thread():  # no other may set handlers
+        taken = [number for number in signals if signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, leave)
+
+    def turn_deaf() -> None:
+        for number in taken:
+            signal.signal(number, signal.SIG_IGN)
+
     try:
-        lab.boot()
-        yield lab
+        yield turn_deaf
     finally:
-        lab.stop()
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _free_ports(count: int) -> list[int]:
