@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from db.engine import Store
     from db.submissions import AttemptRecord
 
-_HELD = Decision(
-    action=Action.STOP, why="orchestrate cancel asked for that; orchestrate retry sends it from its last checkpoint"
-)
+_CANCELLED = "orchestrate cancel asked for that; orchestrate retry sends it from its last checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,8 @@ def _decide(history: Sequence[Past], newest: AttemptRecord, site: Site | None, r
     time_limit_s = newest.time_limit_s or 0
     is_ours = failure_of(newest.state, newest.reason) is FailureClass.PROGRAM_ERROR
     found = decide(history, policy, limits(newest.shape, time_limit_s, site), retries=_retries(run) if is_ours else 0)
-    return _HELD if found.action.sends and run.attempt(newest.attempt).held.exists() else found
+    why = run.attempt(newest.attempt).why_held() if found.action.sends else None
+    return found if why is None else Decision(action=Action.STOP, why=why or _CANCELLED)
 
 
 def _known(recovery: Mapping[str, Any]) -> dict[str, Any]:

@@ -140,14 +140,16 @@ def decide(history: Sequence[Past], policy: Recovery, limits: Limits, *, retries
     failure = failure_of(last.state, last.reason)
     if failure is None:
         if last.sent_for is not None and last.reason in NEVER_SENT:
-            return Decision(action=Action.STOP, why="what recovery asked for was refused; change it and retry")
+            why = "what recovery asked for was refused; orchestrate submit sends the run as it is planned now"
+            return Decision(action=Action.STOP, why=why)
         return Decision(action=Action.NONE)
     bound = _bound(failure, policy, retries)
     done = sum(past.sent_for is failure for past in since_people_sent_it(history))
     if remedy := _remedy(failure, last, limits):
         return Decision(action=Action.STOP, failure=failure, number=done, bound=bound, why=remedy)
     if done >= bound:
-        why = f"after {done} of {bound} for {failure}; {_LAST_RESORT[failure]}" if done else _LAST_RESORT[failure]
+        way = _NOT_STARTED.get(last.reason) or _LAST_RESORT[failure]
+        why = f"after {done} of {bound} for {failure}; {way}" if done else way
         return Decision(action=Action.STOP, failure=failure, number=done, bound=bound, why=why)
     return _send_again(failure, last, policy, limits, number=done + 1, bound=bound)
 
@@ -163,16 +165,35 @@ def since_people_sent_it(history: Sequence[Past]) -> Sequence[Past]:
     return history[firsts[-1] if firsts else 0 :]
 
 
+_ANEW = "then orchestrate submit"
+"""``retry`` sends what was sent, but for the program; what files say now is sent by ``submit``."""
 _LAST_RESORT = {
-    FailureClass.TIMEOUT: "raise time_limit and retry",
-    FailureClass.HOST_MEMORY: "raise mem and retry",
+    FailureClass.TIMEOUT: f"raise time_limit, {_ANEW}",
+    FailureClass.HOST_MEMORY: f"raise mem, {_ANEW}",
     FailureClass.DEVICE_MEMORY: "",
     FailureClass.NODE_FAIL: "tell the site; orchestrate retry goes on",
     FailureClass.PREEMPTED: "orchestrate retry goes on from there, or use a queue that is not preempted",
-    FailureClass.WRONG_HARDWARE: "mend type, expect_name or expect_mem_gb in the cluster file, then retry",
+    FailureClass.WRONG_HARDWARE: f"mend type, expect_name or expect_mem_gb in the cluster file, {_ANEW}",
     FailureClass.LOST: "see what became of it, then retry",
     FailureClass.PROGRAM_ERROR: "mend the program and retry; retries in experiment.toml sends it again by itself",
 }
+_NOT_STARTED = {
+    "prologue": f"mend prologue in the cluster file, {_ANEW}",
+    "interpreter": f"mend python in the cluster file, {_ANEW}",
+    "launcher": f"mend slurm_bin or launcher in the cluster file, {_ANEW}",
+}
+"""By reason: the job script did not come to the program."""
+
+
+def no_node_left(failure: FailureClass, excluded: Sequence[str], refusal: str) -> str:
+    """Why a run is not sent again whose last node would be excluded, with what to do instead.
+
+    Args:
+        failure: that of its newest attempt.
+        excluded: all nodes that it would be sent without.
+        refusal: what Slurm says of that.
+    """
+    return f"without {', '.join(excluded)} Slurm has no node for it ({refusal}); {_LAST_RESORT[failure]}"
 
 
 def _remedy(failure: FailureClass, last: Past, limits: Limits) -> str:
@@ -184,7 +205,7 @@ def _remedy(failure: FailureClass, last: Past, limits: Limits) -> str:
         )
     if failure is FailureClass.TIMEOUT and not last.has_checkpoint:
         limit = format_time_limit(limits.time_limit_s)
-        return f"no checkpoint was written within {limit}; raise time_limit, or lower checkpoint_every, and retry"
+        return f"no checkpoint was written within {limit}; raise time_limit or lower checkpoint_every, {_ANEW}"
     if failure is FailureClass.HOST_MEMORY:
         return _memory_remedy(limits)
     if failure is FailureClass.WRONG_HARDWARE and not limits.has_nodes:
@@ -198,7 +219,7 @@ def _memory_remedy(limits: Limits) -> str:
     if not limits.takes_mem:
         return "this site takes no request for memory; ask for more cores or devices"
     if limits.mem_bytes is None:
-        return "the site decides on memory; set mem and retry"
+        return f"the site decides on memory; set mem, {_ANEW}"
     if limits.mem_bytes == WHOLE_NODE or 0 < limits.max_mem_bytes <= limits.mem_bytes:
         return "a node has no more memory; lower workers, or use another strategy"
     return ""

@@ -13,20 +13,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import submitter, tracker
+from orchestrator.executors import slurm_queues
 from orchestrator.executors.slurm_records import Site, SiteFolder, shape_key
 from orchestrator.outlook import Outlook, told
 from orchestrator.quantities import format_time_limit
-from orchestrator.recovery import Decision
+from orchestrator.recovery import Action, Decision, no_node_left
 from orchestrator.resources import LOCAL
 from orchestrator.sbatch import MemStyle
 from workloads.contract import RunSpec, State
-from workloads.rundir import RunDir
+from workloads.rundir import RunDir, write_bytes
 
 if TYPE_CHECKING:
     from orchestrator.cli.workspace import Workspace
 
 _MAY_COME_BACK = frozenset({State.LOST, State.NODE_FAIL, State.PREEMPTED})
 """States in which a scheduler might still start the old attempt's job again."""
+
+_NO_NODE = "node configuration is not available"
+"""In Slurm's words of a job that fits no node, be it busy or not."""
 
 
 def recover(workspace: Workspace, due: Sequence[Outlook], say: Callable[[str], None]) -> bool:
@@ -50,7 +54,9 @@ def _recover(workspace: Workspace, target: str, due: Sequence[Outlook], say: Cal
         return False
     room = carrier.room()
     due = due if room is None else due[:room]
-    site = SiteFolder(workspace.runs, target).site()
+    folder = SiteFolder(workspace.runs, target)
+    site = folder.site()
+    asked: dict[str, str] = {}
     wanted: list[tuple[RunSpec, Mapping[str, Any]]] = []
     records: dict[str, dict[str, Any]] = {}
     by_id = {outlook.newest.run_id: outlook for outlook in due}
@@ -60,7 +66,14 @@ def _recover(workspace: Workspace, target: str, due: Sequence[Outlook], say: Cal
             continue
         decision, newest = outlook.decision, outlook.newest
         limits = replace(spec.execution, time_limit_s=decision.time_limit_s, mem_bytes=decision.mem_bytes)
-        wanted.append((replace(spec, execution=limits), changed(newest.shape, decision, site)))
+        shape = changed(newest.shape, decision, site)
+        if decision.action is Action.EXCLUDE_NODE and (refusal := _no_node(folder, shape, asked)):
+            assert decision.failure is not None, "a node is excluded for a reason"
+            why = no_node_left(decision.failure, decision.excluded, refusal)
+            write_bytes(tracker.attempt_dir(workspace.runs, newest).held, why.encode())
+            say(f"{newest.label}: {newest.state.value}; not sent again: {why}")
+            continue
+        wanted.append((replace(spec, execution=limits), shape))
         records[run_id] = {
             "failure": decision.failure,
             "action": decision.action,
@@ -68,9 +81,10 @@ def _recover(workspace: Workspace, target: str, due: Sequence[Outlook], say: Cal
             "number": decision.number,
             "bound": decision.bound,
             "changes": decision.changes,
+            "cause": newest.message,
         }
     if not wanted:
-        return False
+        return any(asked.values())
     doubtful = [by_id[spec.run_id].newest for spec, _ in wanted if by_id[spec.run_id].newest.state in _MAY_COME_BACK]
     carrier.retire([(tracker.attempt_dir(workspace.runs, record), record.token or "") for record in doubtful])
     newest_known = {run_id: outlook.newest.attempt for run_id, outlook in by_id.items()}
@@ -81,6 +95,16 @@ def _recover(workspace: Workspace, target: str, due: Sequence[Outlook], say: Cal
     for refused in done.refused:
         say(f"recovery was refused: {refused.message}")
     return True
+
+
+def _no_node(folder: SiteFolder, shape: Mapping[str, Any], asked: dict[str, str]) -> str:
+    """What Slurm says where no node is left for a shape, asked once for each; empty where it takes it, or says else."""
+    key = shape_key(shape)
+    if key not in asked:
+        given = [f"--{name}={value}" for name, value in shape["arguments"].items()]
+        said = slurm_queues.estimate(folder.script_file(shape), *given).refusal
+        asked[key] = said if _NO_NODE in said else ""
+    return asked[key]
 
 
 def _spec(runs: Path, run_id: str, say: Callable[[str], None]) -> RunSpec | None:
@@ -107,3 +131,11 @@ def changed(shape: Mapping[str, Any], decision: Decision, site: Site | None) -> 
     if decision.excluded:
         arguments["exclude"] = ",".join(decision.excluded)
     return {**new, "arguments": arguments, "script": shape.get("script") or shape_key(shape)} if arguments else new
+
+
+def with_all_nodes(shape: Mapping[str, Any]) -> dict[str, Any]:
+    """A shape without the nodes that recovery left out, for a run that people send again."""
+    kept = {name: value for name, value in shape.get("arguments", {}).items() if name != "exclude"}
+    if kept:
+        return {**shape, "arguments": kept}
+    return {name: value for name, value in shape.items() if name not in {"arguments", "script"}}

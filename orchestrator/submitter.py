@@ -341,9 +341,13 @@ def _hand_over(
             continue
         if state is not State.PENDING:
             sent.introduce()
+        message = receipt.message
         if state is State.FAILED:
-            Exit(state, receipt.reason, receipt.message).write(sent.attempt)
-        about = {"reason": receipt.reason, "message": receipt.message}
+            if cause := (sent.about["recovery"] or {}).get("cause"):
+                # What people must mend is what ended the run, not that there was nothing left to try.
+                message = f"{cause}; sent again, it was refused: {message}"
+            Exit(state, receipt.reason, message).write(sent.attempt)
+        about = {"reason": receipt.reason, "message": message}
         marks.append(Mark(sent.spec.run_id, sent.number, state, receipt.job_id, **about))
     mark_all(store, marks)
     no_room = [receipt.token for receipt in receipts if receipt.state is State.PLANNED]

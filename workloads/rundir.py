@@ -11,7 +11,7 @@
             result.json                temp + rename; its presence is the end of the attempt in the job's own words
             submission.json            token, target, shape, job id; who sent it, and what for
             exit.json                  how a supervisor (local mode) or the tracker saw the attempt end
-            held                       it is not to be sent again by itself: somebody cancelled the ended run
+            held                       it is not to be sent again by itself, and why; empty: somebody cancelled the run
             job/                       submitit's folder in local mode: pickles and rank logs
                 supervisor.json        local mode: who started the attempt, created at most once
                 owner.json             Slurm: the job that carries it out, created at most once
@@ -140,6 +140,13 @@ class AttemptDir:
     def held(self) -> Path:
         """There when the run is not to be sent again by itself."""
         return self.path / "held"
+
+    def why_held(self) -> str | None:
+        """Why the run is not to be sent again by itself, empty where it was cancelled; None when it may be."""
+        try:
+            return self.held.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
 
     @property
     def submission(self) -> Path:

@@ -396,6 +396,7 @@ def _hold(workspace: Workspace, chosen: Sequence[RunStatus]) -> None:
 def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
     from orchestrator import submitter
     from orchestrator.cli import outdated
+    from orchestrator.shepherd import with_all_nodes
     from workloads.provenance import code_digest
     from workloads.rundir import RunDir, read_json
 
@@ -416,7 +417,7 @@ def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
             shape = read_json(place.attempt(run.attempt).submission).get("shape", {})
         except (OSError, ValueError, AttributeError):
             shape = {}
-        by_target.setdefault(spec.target, []).append((spec, shape))
+        by_target.setdefault(spec.target, []).append((spec, with_all_nodes(shape)))
     outdated.say_so(workspace, [spec for wanted in by_target.values() for spec, _ in wanted])
     done = [
         submitter.send(workspace, wanted, target, newest_known={run.run_id: run.attempt for run in chosen}, anew=True)

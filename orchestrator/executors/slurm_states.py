@@ -358,7 +358,9 @@ def indices_in(text: str) -> list[int]:
 
 def _out_of_memory(w: Witnesses) -> Verdict:
     asked = f" of {w.memory}" if w.memory else ""
-    return Verdict(State.OUT_OF_MEMORY, "host_memory", f"the job's memory{asked} was full; raise mem and retry")
+    return Verdict(
+        State.OUT_OF_MEMORY, "host_memory", f"the job's memory{asked} was full; raise mem, then orchestrate submit"
+    )
 
 
 def _told_to_end(w: Witnesses) -> Verdict:

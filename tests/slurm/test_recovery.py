@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -284,6 +285,28 @@ def test_a_node_that_is_not_what_was_planned_is_left_out(study: Study, tmp_path:
         second["shape"]["arguments"] == {"exclude": node} and second["recovery"]["changes"] == f"node {node} excluded"
     )
     assert f"ExcNodeList={node} " in study.lab.command("scontrol", "--oneliner", "show", "job", row["job_id"])
+
+
+def test_the_last_node_of_a_kind_is_not_left_out(study: Study, tmp_path: Path) -> None:
+    """All nodes are other than planned: the run stops with that as its cause, and ``retry`` begins with all of them."""
+    small = tmp_path / "bin"
+    small.mkdir()
+    (small / "nvidia-smi").write_text(NVIDIA_SMI.format(folder=small).replace("81920", "40960"))
+    (small / "nvidia-smi").chmod(0o755)
+    study.write('[matrix]\nhardware = ["big:1"]\n', top=f'prologue = ["export PATH={small}:$PATH"]\n' + BIG_GPUS)
+    study.run("submit")
+    (row,) = until_settled(study)
+    assert (row["state"], row["attempt"], row["recovery"]) == ("wrong_hardware", 2, "stop"), row
+    assert "42.9 GB, 80 GB planned" in row["message"]
+    assert re.fullmatch(
+        r"not sent again: without lab00[12], lab00[12] Slurm has no node for it \(Requested node configuration is not "
+        r"available\); mend type, expect_name or expect_mem_gb in the cluster file, then orchestrate submit",
+        row["recovery_message"],
+    )
+    assert "42.9 GB, 80 GB planned" in study.run("logs", row["run_id"]).stdout
+    study.run("retry", "--no-recover", row["run_id"])
+    third = attempts(study)[2]
+    assert "arguments" not in third["shape"] and third["recovery"] is None
 
 
 NVIDIA_SMI = """#!/bin/bash

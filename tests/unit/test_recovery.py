@@ -77,13 +77,26 @@ def test_each_class(failure: str, limits: dict[str, Any], action: str, changes: 
     ("failure", "words"),
     [
         (decision(FailureClass.DEVICE_MEMORY), "smaller batch_size"),
-        (decision(FailureClass.HOST_MEMORY, mem_bytes=None), "set mem and retry"),
+        (decision(FailureClass.HOST_MEMORY, mem_bytes=None), "set mem, then orchestrate submit"),
         (decision(FailureClass.HOST_MEMORY, takes_mem=False), "takes no request for memory"),
         (decision(FailureClass.HOST_MEMORY, max_mem_bytes=GB), "a node has no more memory"),
         (decision(FailureClass.HOST_MEMORY, has_nodes=False), "this machine's memory was full"),
         (decision(FailureClass.WRONG_HARDWARE, has_nodes=False), "plan anew"),
         (decision(FailureClass.PROGRAM_ERROR), "mend the program and retry"),
-        (decide([past(FailureClass.TIMEOUT, has_checkpoint=False)], POLICY, Limits(**LIMITS)), "0-01:00:00; raise"),
+        (decision(FailureClass.WRONG_HARDWARE, policy=Recovery(wrong_hardware=0)), "file, then orchestrate submit"),
+        (decision(FailureClass.TIMEOUT, policy=Recovery(timeout=0)), "raise time_limit, then orchestrate submit"),
+        *(
+            (decide([Past(state=State.FAILED, reason=reason)], POLICY, Limits(**LIMITS)), f"mend {key}")
+            for reason, key in [
+                ("prologue", "prologue in the cluster file, then orchestrate submit"),
+                ("interpreter", "python in the cluster file, then orchestrate submit"),
+                ("launcher", "slurm_bin or launcher in the cluster file, then orchestrate submit"),
+            ]
+        ),
+        (
+            decide([past(FailureClass.TIMEOUT, has_checkpoint=False)], POLICY, Limits(**LIMITS)),
+            "0-01:00:00; raise time_limit or lower checkpoint_every, then orchestrate submit",
+        ),
     ],
 )
 def test_why_it_stops_and_what_to_do(failure: Decision, words: str) -> None:
@@ -145,7 +158,10 @@ def test_what_is_no_failure_is_left_alone(state: State) -> None:
         refused = Past(state=State.FAILED, reason=reason)
         assert decide([refused], POLICY, Limits(**LIMITS), retries=9).text == ""
         again = Past(state=State.FAILED, reason=reason, sent_for=FailureClass.HOST_MEMORY)
-        assert "refused; change it and retry" in decide([again], POLICY, Limits(**LIMITS), retries=9).text
+        assert (
+            "refused; orchestrate submit sends the run as it is planned now"
+            in decide([again], POLICY, Limits(**LIMITS), retries=9).text
+        )
 
 
 def test_what_holds_in_every_combination() -> None:

@@ -16,6 +16,7 @@ from orchestrator.cli.workspace import Workspace
 from orchestrator.executors import leases
 from orchestrator.executors.endings import Exit
 from orchestrator.executors.protocol import Delivery, Receipt, Verdict
+from orchestrator.executors.slurm_queues import Estimate
 from orchestrator.executors.slurm_records import Site, SiteFolder, shape_key
 from orchestrator.outlook import Outlook, limits, outlooks
 from orchestrator.recovery import Action, Decision, FailureClass
@@ -47,11 +48,14 @@ class Carrier:
         self.sent: list[Delivery] = []
         self.retired: list[int] = []
         self.rooms: int | None = None
+        self.refusal = ""
 
     def room(self) -> int | None:
         return self.rooms
 
     def send(self, deliveries: list[Delivery], *, patient: bool = True) -> list[Receipt]:
+        if self.refusal:
+            return [Receipt(d.token, State.FAILED, reason="refused", message=self.refusal) for d in deliveries]
         self.sent += deliveries
         for delivery in deliveries:
             delivery.introduce()
@@ -91,15 +95,17 @@ class Campaign:
         record_intents(self.store, self.workspace.runs, [(spec, shape)], "sol")
         return run
 
-    def end(self, run: RunDir, state: State, reason: str = "", number: int = 1, *, checkpoint: bool = True) -> None:
+    def end(
+        self, run: RunDir, state: State, reason: str = "", number: int = 1, *, checkpoint: bool = True, node: str = "n1"
+    ) -> None:
         attempt = run.attempt(number).create()
         log = EventLog(attempt.events())
-        log.write("start", rank=0, node="n1")
+        log.write("start", rank=0, node=node)
         if checkpoint:
             log.write("checkpoint", epoch=1)
         log.close()
         Exit(state, reason, "how it ended").write(attempt)
-        mark_all(self.store, [Mark(run.run_id, number, state, reason=reason)])
+        mark_all(self.store, [Mark(run.run_id, number, state, reason=reason, message="how it ended")])
 
     def outlook(self, run: RunDir) -> Outlook:
         return outlooks(self.store, self.workspace.runs)[run.run_id]
@@ -120,6 +126,7 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Campai
     monkeypatch.setattr(tracker, "executor", lambda target, runs: carrier)
     monkeypatch.setattr(submitter, "_with_code", lambda runs, wanted, target, anew: list(wanted))
     monkeypatch.setattr(shepherd.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(shepherd.slurm_queues, "estimate", lambda *_: Estimate(start="2026-11-28T02:48:23"))
     runs = tmp_path / "runs"
     runs.mkdir()
     SiteFolder(runs, "sol").keep(SITE, {})
@@ -198,6 +205,69 @@ def test_limits_of_a_site() -> None:
     assert limits({**SHAPE, "arguments": {"exclude": "n1"}}, 3600, Site(name="s", excluded="n7")).excluded == ("n1",)
     here = limits({"mem_bytes": None}, 60, None)
     assert not here.takes_mem and not here.has_nodes
+
+
+def test_the_last_node_is_not_excluded(campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm is asked before a node is left out; where it has no other, the run keeps its state and message, and the
+    decision stands with its remedy until people send it again."""
+    asked: list[tuple[str, ...]] = []
+    answers = ["", "Requested node configuration is not available"]
+
+    def estimate(script: Path, *arguments: str) -> Estimate:
+        asked.append(arguments)
+        return Estimate(refusal=answers[len(asked) - 1])
+
+    monkeypatch.setattr(shepherd.slurm_queues, "estimate", estimate)
+    runs = [campaign.send(seed=seed) for seed in (0, 1)]
+    for run in runs:
+        campaign.end(run, State.WRONG_HARDWARE, "wrong_hardware")
+    campaign.recover()
+    assert [d.shape["arguments"] for d in campaign.carrier.sent] == [{"exclude": "n1"}] * 2
+    for run in runs:
+        campaign.end(run, State.WRONG_HARDWARE, "wrong_hardware", 2, node="n2")
+    why = (
+        "not sent again: without n1, n2 Slurm has no node for it (Requested node configuration is not available); "
+        "mend type, expect_name or expect_mem_gb in the cluster file, then orchestrate submit"
+    )
+    assert campaign.recover() == [f"probe-s{seed}: wrong_hardware; {why}" for seed in (0, 1)]
+    assert asked == [("--exclude=n1",), ("--exclude=n1,n2",)], "once for both runs"
+    assert len(campaign.carrier.sent) == 2 and campaign.recover() == []
+    for status in tracker.statuses(campaign.store, campaign.workspace.runs):
+        assert (status.state, status.attempt, status.recovery) == (State.WRONG_HARDWARE, 2, "stop")
+        assert (status.message, status.recovery_message) == ("how it ended", why)
+
+
+@pytest.mark.parametrize("refusal", ["", "Unable to contact slurm controller (connect failure)"])
+def test_a_node_is_left_out_unless_slurm_says_that_none_is_left(
+    campaign: Campaign, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    monkeypatch.setattr(shepherd.slurm_queues, "estimate", lambda *_: Estimate(refusal=refusal))
+    campaign.end(campaign.send(), State.NODE_FAIL, "node_fail")
+    campaign.recover()
+    assert campaign.carrier.sent[0].shape["arguments"] == {"exclude": "n1"}
+
+
+def test_a_refusal_of_what_recovery_asked_for_keeps_the_cause(campaign: Campaign) -> None:
+    """People read what ended the run first, then what Slurm did not take."""
+    run = campaign.send()
+    campaign.end(run, State.TIMEOUT, "time_limit")
+    campaign.carrier.refusal = "Requested time limit is invalid"
+    assert campaign.recover() == ["recovery was refused: Requested time limit is invalid"]
+    (status,) = tracker.statuses(campaign.store, campaign.workspace.runs)
+    assert (status.state, status.reason, status.attempt) == (State.FAILED, "refused", 2)
+    assert status.message == "how it ended; sent again, it was refused: Requested time limit is invalid"
+    assert Exit.read(run.attempt(2)) == Exit(State.FAILED, "refused", status.message)
+    assert status.recovery_message.endswith("was refused; orchestrate submit sends the run as it is planned now")
+
+
+def test_who_sends_a_run_again_sends_it_to_all_nodes() -> None:
+    """retry begins anew, so the nodes that recovery left out count again; more time and memory stay."""
+    out = Decision(action=Action.EXCLUDE_NODE, time_limit_s=3600, mem_bytes=4 * GB, excluded=("n1",))
+    assert shepherd.with_all_nodes(shepherd.changed(SHAPE, out, SITE)) == SHAPE
+    both = Decision(action=Action.EXCLUDE_NODE, time_limit_s=7200, mem_bytes=4 * GB, excluded=("n1",))
+    kept = shepherd.with_all_nodes(shepherd.changed(SHAPE, both, SITE))
+    assert (kept["arguments"], kept["script"]) == ({"time": "0-02:00:00"}, shape_key(SHAPE))
+    assert shepherd.with_all_nodes({}) == {}
 
 
 def test_without_room_it_stays_due(campaign: Campaign) -> None:

@@ -54,7 +54,7 @@ def run(label: str, state: State, message: str = "", *, attempt: int = 1, **prog
 SEEN = Overview(
     [
         run("done", State.SUCCEEDED),
-        run("bad", State.OUT_OF_MEMORY, "the job's memory was full; raise mem and retry"),
+        run("bad", State.OUT_OF_MEMORY, "the job's memory was full; raise mem, then orchestrate submit"),
         run("first in line", State.PENDING, "next in line, waits for free nodes of this kind (Resources)"),
         run("in the queue", State.PENDING, "others are ahead in the queue (Priority)"),
         run("also there", State.PENDING, "others are ahead in the queue (Priority)"),
@@ -127,7 +127,7 @@ def test_a_screen_shows_what_there_is_to_know() -> None:
         "2/10 ended",
         "3 not sent yet   3 pending   2 running   1 succeeded   1 out_of_memory   2,234 samples/s in all",
         "waits      2 x others are ahead in the queue (Priority)",
-        "ended      1 x out_of_memory: the job's memory was full; raise mem and retry   (bad)",
+        "ended      1 x out_of_memory: the job's memory was full; raise mem, then orchestrate submit   (bad)",
         "[######......] epoch 2/4, 1,234 samples/s",
         "#2  [............] epoch 0/4, 1,000 samples/s, silent for 100 s",
         "q leave   ? help   j k select",
