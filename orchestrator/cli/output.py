@@ -9,13 +9,18 @@ import json
 import math
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 
 class Format(StrEnum):
@@ -52,6 +57,8 @@ class Column:
     """Heading for people; empty: the name with its unit in words."""
     text: Callable[[Mapping[str, Any]], str] | None = None
     """From a row to what people read; None: by the name's unit."""
+    below: int = 0
+    """In a terminal that is too narrow, it goes below its row: 1, sentences, before 2, values. 0: it stays."""
 
     def cell(self, row: Mapping[str, Any]) -> str:
         return self.text(row) if self.text else pretty(self.name, row.get(self.name))
@@ -142,27 +149,73 @@ def visible(text: str, keep: str = "") -> str:
 
 
 _LEAST_WIDTH = 8
-"""Characters a column; a table that finds less in a terminal is left for the terminal to wrap."""
+"""Characters a column that is folded."""
+_NEVER_FOLDED = frozenset({"run_id", "label"})
+"""What people copy."""
+_INDENT = " " * 4
 
 
 def _table(found: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str) -> None:
-    from rich import box
+    """Print a table: whole into a pipe; in a terminal as wide as that is, whatever does not fit below its row."""
     from rich.console import Console
+
+    screen = Console(highlight=False)
+    # Rich takes a pipe for a terminal of 80 columns, and leaves out what a narrow one cannot hold.
+    wide = Console(highlight=False, width=10_000, height=100)  # with no height a dumb terminal has 80 columns again
+    if not sys.stdout.isatty():
+        wide.print(_grid(found, columns, title))
+        return
+    for gone in ((), (1,), (1, 2)):
+        kept = [c for c in columns if c.below not in gone]
+        grid = _grid(found, kept, title, fold=False)
+        if wide.measure(grid).maximum <= screen.width or (2 in gone and len(kept) < len(columns)):
+            _print_with_notes(wide, grid, found, [c for c in columns if c.below in gone], screen.width)
+            return
+    never = [max(len(visible(c.cell(row))) for row in found) for c in columns if c.name in _NEVER_FOLDED and found]
+    fits = sum(never) + _LEAST_WIDTH * (len(columns) - len(never)) + 3 * len(never) <= screen.width
+    # Otherwise it is left for the terminal to wrap.
+    (screen if fits else wide).print(_grid(found, columns, title))
+
+
+def _grid(found: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str, *, fold: bool = True) -> Table:
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
-    # Rich takes a pipe for a terminal of 80 columns, and leaves out what a narrow one cannot hold.
-    if not sys.stdout.isatty() or console.width < _LEAST_WIDTH * len(columns):
-        console = Console(highlight=False, width=10_000)
     table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
     for c in columns:
         table.add_column(
-            Text(visible(_heading(found, c))), justify="right" if _is_numeric(found, c) else "left", overflow="fold"
+            Text(visible(_heading(found, c))),
+            justify="right" if _is_numeric(found, c) else "left",
+            overflow="fold",
+            no_wrap=not fold or c.name in _NEVER_FOLDED,
         )
     for row in found:
         table.add_row(*(Text(visible(c.cell(row))) for c in columns))
-    console.print(table)
+    return table
+
+
+def _print_with_notes(
+    console: Console, grid: Table, found: Sequence[Mapping[str, Any]], aside: Sequence[Column], width: int
+) -> None:
+    """Print a table of one line a row, and below each row what has no column in it."""
+    with console.capture() as captured:
+        console.print(grid)
+    *lines, last = captured.get().splitlines()
+    head = len(lines) - len(found)
+    print(*lines[:head], sep="\n")
+    for line_, row in zip(lines[head:], found, strict=True):
+        print(line_)
+        texts = {c: visible(c.cell(row)) for c in aside}
+        notes = [text for c, text in texts.items() if c.below == 1]
+        notes += [", ".join(f"{_heading(found, c)}: {text}" for c, text in texts.items() if c.below == 2 and text)]
+        for note in filter(None, notes):
+            print(
+                textwrap.fill(
+                    note, width, initial_indent=_INDENT, subsequent_indent=_INDENT, max_lines=6, placeholder=" …"
+                )
+            )
+    print(last)
 
 
 def _csv(found: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:

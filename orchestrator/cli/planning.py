@@ -70,8 +70,9 @@ def plan(
 
 
 def _show(made: Plan, *, every: bool) -> None:
+    columns: list[str | output.Column]
     if every or len(made.runs) <= ROWS_SHOWN:
-        columns = ["run_id", "label", "state", "hardware", "cpus", "why"]
+        columns = ["run_id", "label", "state", "hardware", "cpus", output.Column("why", below=1)]
         rows = [
             {
                 "run_id": run.cell.run_id,
@@ -88,8 +89,9 @@ def _show(made: Plan, *, every: bool) -> None:
             (run.cell.train.model, run.cell.train.strategy, run.cell.train.hardware, run.action.value)
             for run in made.runs
         )
-        columns = ["model", "strategy", "hardware", "state", "runs"]
-        rows = [dict(zip(columns, (*key, count), strict=True)) for key, count in counts.items()]
+        names = ["model", "strategy", "hardware", "state", "runs"]
+        columns = [*names]
+        rows = [dict(zip(names, (*key, count), strict=True)) for key, count in counts.items()]
     if rows:
         output.rows(rows, columns, output.Format.TABLE)
     excluded = Counter((e.rule, e.why) for e in made.excluded)

@@ -83,6 +83,77 @@ def test_a_narrow_terminal_loses_no_cell(
     assert [name for name in names if f"value-of-{name} " not in shown] == []
 
 
+_WHY = "GPU 0 has 42.9 GB, 80 GB planned; not sent again: " + "mend expect_mem_gb in the cluster file, " * 4 + "or ask."
+_ENDED = {"run_id": "a414347b3324a416", "label": "vit_tiny-local_sgd-a100x2-s0", "state": "wrong_hardware", "why": _WHY}
+_STATUS = ["run_id", "label", "state", Column("why", below=1), Column("attempt", below=2), Column("epoch", below=2)]
+
+
+def _in_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int) -> list[str]:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    other = {**_ENDED, "run_id": "b414347b3324a416", "state": "running", "why": "", "epoch": "2/10"}
+    rows([{**_ENDED, "attempt": 2}, {**other, "attempt": 1}], _STATUS)
+    return _lines(capsys)
+
+
+def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line.rstrip() for line in re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()]
+
+
+@pytest.mark.parametrize("width", [70, 80, 100, 120])
+def test_what_does_not_fit_a_terminal_stands_below_its_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    """Run ids and labels are never folded, no line is too long, and no word of the reason is lost."""
+    lines = _in_terminal(monkeypatch, capsys, width)
+    assert max(map(len, lines)) <= width
+    ended, running = (next(i for i, line in enumerate(lines) if line.startswith(f" {c}414347b3324a416")) for c in "ab")
+    assert lines[ended].split()[:3] == list(_ENDED.values())[:3]
+    assert lines[running].split()[:3] == ["b414347b3324a416", _ENDED["label"], "running"]
+    below = " ".join(" ".join(lines[ended + 1 : running]).split())
+    assert below.startswith(_WHY) and running - ended <= 6
+    if width < 90:
+        assert below.endswith(" attempt: 2") and lines[running + 1].split() == ["attempt:", "1,", "epoch:", "2/10"]
+    else:
+        assert lines[running].split()[3:] == ["1", "2/10"]
+
+
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_what_fits_a_terminal_is_one_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], term: str
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    lines = _in_terminal(monkeypatch, capsys, 400)
+    if term == "dumb":  # has 80 columns, whatever it says
+        assert lines[-2].split() == ["attempt:", "1,", "epoch:", "2/10"]
+    else:
+        assert len([line for line in lines if line]) == 4 and any(_WHY in line for line in lines)
+
+
+def test_very_long_sentences_are_cut_in_a_terminal_and_whole_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {**_ENDED, "why": "word " * 500 + "end"}
+    rows([row], _STATUS)
+    assert row["why"] in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    rows([row], _STATUS)
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) < 12 and "…" in shown
+
+
+def test_run_ids_and_labels_are_not_folded_where_other_columns_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    rows([_ENDED], ["run_id", "label", "state", "why"])
+    lines = _lines(capsys)
+    assert any(line.startswith(" a414347b3324a416   vit_tiny-local_sgd-a100x2-s0   ") for line in lines)
+    assert max(map(len, lines)) <= 100 and len(lines) > 6
+
+
 def test_markdown_means_its_text_literally(capsys: pytest.CaptureFixture[str]) -> None:
     """Cells are not split by |, and underscores inside names stay as people write them."""
     out = _printed(capsys, Format.MARKDOWN, ["vit_tiny | *x* `y` <b> $z$ _u_"])
