@@ -104,6 +104,26 @@ def test_init_does_not_touch_a_file_that_is_there(tmp_path: Path) -> None:
     assert "[matrix]" in (tmp_path / "experiment.toml").read_text()
 
 
+def test_init_names_the_plan_of_where_it_is_typed_as_the_next_step(tmp_path: Path) -> None:
+    """On this machine ``plan --local``; beside a cluster file that would lead to training on a login node."""
+    wrote = "wrote experiment.toml (study demo); next: orchestrate plan"
+    assert _run(tmp_path, "init").stderr == f"{wrote} --local\n"
+    assert _run(tmp_path, "init", "--force", ORCHESTRATE_CLUSTER="sol").stderr == f"{wrote}\n"
+    (tmp_path / "cluster.toml").write_text("")
+    assert _run(tmp_path, "init", "--force").stderr == f"{wrote}\n"
+
+
+def test_plan_says_why_it_has_no_scripts_to_print(tmp_path: Path) -> None:
+    """Nothing on standard output, which may be a file of scripts; runs of this machine have none, or none is sent."""
+    _run(tmp_path, "init")
+    done = _run(tmp_path, "plan", "--local", "--scripts")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("no job scripts: runs of this machine have none; 8 cells for local: ")
+    done = _run(tmp_path, "plan", "--cluster", "sol", "--set", "hardware=a100:64", "--scripts")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("no job scripts: nothing is to be sent; ")
+
+
 def test_an_unknown_study_gets_the_nearest_name(tmp_path: Path) -> None:
     done = _run(tmp_path, "init", "--study", "dmeo")
     assert done.returncode == 2
@@ -210,3 +230,15 @@ def test_a_reader_that_left_early_is_no_error_of_ours(tmp_path: Path) -> None:
     shell = f"{shlex.quote(sys.executable)} -m orchestrator plan --local --json | head -c 1"
     done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("{", "")
+
+
+@pytest.mark.parametrize("argv", ["plan --local", "plan --local --json", "init --help", "--version"])
+def test_a_reader_that_left_before_anything_was_written_is_no_error_of_ours(tmp_path: Path, argv: str) -> None:
+    """What fits a buffer is written last, and again by Python as it ends: silence then too."""
+    _run(tmp_path, "init")
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "orchestrator", *argv.split()]
+    done = subprocess.run(command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -52,6 +52,16 @@ def test_results_collects_and_shows_a_row_a_run(study: Any, capsys: pytest.Captu
     ]
 
 
+def test_a_condition_that_no_run_meets_is_said(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what = and ~ mean, as most often a part of a value was given; also where a program reads the rows."""
+    note = "note: no run has hardware=cpu and seed=0; = is the whole value (hardware=cpu:2), ~ a part of it\n"
+    _, err = _out(capsys, "results", "--where", "hardware=cpu", "--where", "seed=0")
+    assert note in err
+    out, err = _out(capsys, "results", "--where", "hardware=cpu", "--where", "seed=0", "--json")
+    assert json.loads(out) == [] and note in err
+    assert "no run has" not in _out(capsys, "results", "--where", "hardware~cpu")[1]
+
+
 def test_json_has_every_column_and_csv_the_selected_ones(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = _out(capsys, "results", "--json", "--where", "seed=0", "--where", "strategy=ddp")
     (row,) = json.loads(out)
