@@ -24,6 +24,7 @@ from orchestrator.findings import Finding, fail, note, ok
 from orchestrator.interpreter import Packages
 from orchestrator.plan import Plan, PlannedRun
 from orchestrator.profile import ClusterProfile
+from orchestrator.recovery import NOT_STARTED
 from orchestrator.tracker import RunStatus
 from workloads.rundir import AttemptDir, RunDir, read_events, read_json
 
@@ -171,7 +172,8 @@ def _tell(
     by_kind = {event["event"]: event for event in reversed(events)}
     if status.state.ended_badly:
         what = f"{hardware}: {status.state.value}: {status.message or status.reason}"
-        yield fail("probe", what, f"its logs: {status.job_id}* in {place.runs / 'jobs'}")
+        mend = NOT_STARTED.get(status.reason, "").partition(",")[0]
+        yield fail("probe", what, f"{mend and mend + '; '}its logs: {status.job_id}* in {place.runs / 'jobs'}")
     else:
         yield ok("probe", _sight(hardware, by_kind.get("world", {})))
     yield from _data(run.cell.train.dataset, by_kind.get("data"))

@@ -148,7 +148,7 @@ def decide(history: Sequence[Past], policy: Recovery, limits: Limits, *, retries
     if remedy := _remedy(failure, last, limits):
         return Decision(action=Action.STOP, failure=failure, number=done, bound=bound, why=remedy)
     if done >= bound:
-        way = _NOT_STARTED.get(last.reason) or _LAST_RESORT[failure]
+        way = NOT_STARTED.get(last.reason) or _LAST_RESORT[failure]
         why = f"after {done} of {bound} for {failure}; {way}" if done else way
         return Decision(action=Action.STOP, failure=failure, number=done, bound=bound, why=why)
     return _send_again(failure, last, policy, limits, number=done + 1, bound=bound)
@@ -177,12 +177,12 @@ _LAST_RESORT = {
     FailureClass.LOST: "see what became of it, then retry",
     FailureClass.PROGRAM_ERROR: "mend the program and retry; retries in experiment.toml sends it again by itself",
 }
-_NOT_STARTED = {
+NOT_STARTED = {
     "prologue": f"mend prologue in the cluster file, {_ANEW}",
     "interpreter": f"mend python in the cluster file, {_ANEW}",
     "launcher": f"mend slurm_bin or launcher in the cluster file, {_ANEW}",
 }
-"""By reason: the job script did not come to the program."""
+"""By reason: the job script did not come to the program, and what mends that."""
 
 
 def no_node_left(failure: FailureClass, excluded: Sequence[str], refusal: str) -> str:

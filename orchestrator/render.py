@@ -6,8 +6,10 @@ template (``directives``, ``setup``, ``launch``, ``teardown``) with a template o
 
 from __future__ import annotations
 
+import re
 import shlex
 import traceback
+from collections.abc import Mapping
 from enum import IntEnum
 from importlib import resources as package_files
 from pathlib import Path
@@ -17,6 +19,7 @@ import jinja2
 
 from orchestrator import lint
 from orchestrator.errors import InputError
+from orchestrator.plugins import nearest
 from orchestrator.profile import SHIPPED_TEMPLATE, ClusterProfile, CpuNodes, GpuNodes
 from orchestrator.quantities import format_time_limit
 from orchestrator.resources import ResourceShape
@@ -225,9 +228,25 @@ def _render(user_template: str, values: dict[str, Any]) -> str:
         return environment.get_template(name).render(values)
     except jinja2.TemplateError as error:
         line = getattr(error, "lineno", None) or traceback.extract_tb(error.__traceback__)[-1].lineno
-        raise InputError(
-            f"the template cannot be filled: {error}", where=f"{user_template or name}: line {line}"
-        ) from error
+        what, hint = _unknown_name(str(error), values)
+        where = f"{user_template or name}: line {line}"
+        raise InputError(f"the template cannot be filled: {what}", where=where, hint=hint) from error
+
+
+_NO_ATTRIBUTE = re.compile(r"'[\w.]*?(\w+) object' has no attribute '(\w+)'")
+_UNDEFINED = re.compile(r"'(\w+)' is undefined")
+
+
+def _unknown_name(said: str, values: Mapping[str, Any]) -> tuple[str, str]:
+    """What Jinja says of a name that does not exist, in the template's words, with the nearest that does."""
+    if found := _UNDEFINED.search(said):
+        return said, nearest(found[1], values)
+    found = _NO_ATTRIBUTE.search(said)
+    owner = next((name for name, value in values.items() if found and type(value).__name__ == found[1]), None)
+    if found is None or owner is None:
+        return said, ""
+    known = (name for name in dir(values[owner]) if not name.startswith("_"))
+    return f"{owner} has no '{found[2]}'", nearest(found[2], known)
 
 
 def _check(text: str, wanted: Directives, profile: ClusterProfile) -> None:

@@ -212,7 +212,8 @@ def logs(
     shown = following.show(place, job_id, wanted, follow=follow)
     if not shown:
         why = f"it is {chosen.state.value}" + (f": {chosen.message or chosen.reason}" if chosen.reason else "")
-        raise OperationError(f"run {chosen.run_id} attempt {number} has printed nothing so far", why=why)
+        hint = "" if chosen.state.live or number == 1 else f"orchestrate logs {run} --attempt {number - 1}"
+        raise OperationError(f"run {chosen.run_id} attempt {number} has printed nothing so far", why=why, hint=hint)
 
 
 @app.command()
@@ -274,7 +275,9 @@ def retry(
     for run in chosen:
         if not run.state.ended_badly:
             hint = (
-                "it is under way"
+                "it is being cancelled; retry it when orchestrate status says that it has ended"
+                if run.reason == "cancelling"
+                else "it is under way"
                 if run.state.live
                 else "orchestrate submit --stale runs it again when it is out of date"
             )

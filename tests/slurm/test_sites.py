@@ -169,6 +169,8 @@ def test_the_doctor_names_what_a_job_would_stumble_over(lab: Lab, tmp_path: Path
     found = verdicts(study.run("doctor", "--json", expect=1))
     assert found["shape"] == [("fail", "2xa100-2ranks in htc: Requested node configuration is not available")]
     study.write('[matrix]\nhardware = ["a100:2"]\n', top='prologue = ["module load nothing"]')
-    found = verdicts(study.run("doctor", "--probe", "--json", expect=1))
+    done = study.run("doctor", "--probe", "--json", expect=1)
+    assert "mend prologue in the cluster file; its logs: " in done.stdout
+    found = verdicts(done)
     assert any(v == "fail" and "prologue failed: module load nothing" in what for v, what in found["probe"])
     assert len(list(study.runs.glob("doctor-*"))) == 1, "its logs stay"

@@ -88,7 +88,9 @@ def test_without_a_data_root_the_variable_is_named() -> None:
     (problem,) = DECLARATION.check(None, "mnist")
     assert problem.where == "ORCHESTRATE_DATA"
     assert DECLARATION.digest(None, "mnist") == ""
-    with pytest.raises(DatasetError, match="ORCHESTRATE_DATA=/path/to/data"):
+    with pytest.raises(
+        DatasetError, match=r"ORCHESTRATE_DATA=/path/to/data, give --data, or set data in cluster\.toml"
+    ):
         DECLARATION.load(None, "mnist", CONFIG)
 
 

@@ -612,7 +612,7 @@ def test_lines_of_some_nodes_run_before_those_of_all(tmp_path: Path) -> None:
         (
             '{% extends "slurm.sh.j2" %}\n{% block setup %}{{ shape.gpuz }}{% endblock %}',
             "line 2",
-            "no attribute 'gpuz'",
+            "the template cannot be filled: shape has no 'gpuz'",
         ),
         ("#!/bin/bash\n{% if %}\n", "line 2", "Expected an expression"),
         ('{% extends "other.j2" %}\n', "line 1", "other.j2"),
@@ -634,6 +634,24 @@ def test_a_template_with_a_mistake(tmp_path: Path, content: str, where: str, wha
     assert str(tmp_path / "mine.sh.j2") in caught.value.where
     assert where in caught.value.where
     assert what in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "what", "hint"),
+    [
+        ("shape.nodess", "shape has no 'nodess'", 'did you mean "nodes"?'),
+        ("profile.acount", "profile has no 'acount'", 'did you mean "account"?'),
+        ("shpe.nodes", "'shpe' is undefined", 'did you mean "shape"?'),
+        ("shape.zzz", "shape has no 'zzz'", ""),
+    ],
+)
+def test_a_misspelt_name_in_a_template(tmp_path: Path, written: str, what: str, hint: str) -> None:
+    """In the words of the template, not by the names of our classes."""
+    with pytest.raises(InputError) as caught:
+        with_template(
+            tmp_path, f'{{% extends "slurm.sh.j2" %}}\n{{% block setup %}}{{{{ {written} }}}}{{% endblock %}}'
+        )
+    assert (caught.value.what, caught.value.hint) == (f"the template cannot be filled: {what}", hint)
 
 
 def test_rendering_needs_no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from db.engine import Store, open_store
 from db.submissions import Mark, histories, mark_all, record_intents
-from orchestrator import shepherd, submitter, tracker
+from orchestrator import cli, shepherd, submitter, tracker
 from orchestrator.cli.workspace import Workspace
 from orchestrator.executors import leases
 from orchestrator.executors.endings import Exit
@@ -49,6 +49,7 @@ class Carrier:
         self.retired: list[int] = []
         self.rooms: int | None = None
         self.refusal = ""
+        self.reason = ""
 
     def room(self) -> int | None:
         return self.rooms
@@ -62,7 +63,7 @@ class Carrier:
         return [Receipt(d.token, State.PENDING, job_id=f"7_{i}", reason="queued") for i, d in enumerate(deliveries)]
 
     def look(self, attempts: Any, *, fresh: bool = False) -> list[Verdict]:
-        return [Verdict(state) for _, _, state in attempts]
+        return [Verdict(state, self.reason) for _, _, state in attempts]
 
     def cancel(self, attempts: Any) -> None: ...
 
@@ -258,6 +259,37 @@ def test_a_refusal_of_what_recovery_asked_for_keeps_the_cause(campaign: Campaign
     assert status.message == "how it ended; sent again, it was refused: Requested time limit is invalid"
     assert Exit.read(run.attempt(2)) == Exit(State.FAILED, "refused", status.message)
     assert status.recovery_message.endswith("was refused; orchestrate submit sends the run as it is planned now")
+
+
+def _verb(campaign: Campaign, *argv: str) -> int:
+    return cli.run([*argv, "--runs", str(campaign.workspace.runs), "--db", campaign.workspace.database])
+
+
+def test_logs_of_an_attempt_that_never_ran_point_to_the_one_before(
+    campaign: Campaign, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = campaign.send()
+    campaign.end(run, State.TIMEOUT, "time_limit")
+    campaign.carrier.refusal = "Requested time limit is invalid"
+    campaign.recover()
+    assert _verb(campaign, "logs", "probe-s0") == 1
+    said = capsys.readouterr().err
+    assert (
+        f"run {run.run_id} attempt 2 has printed nothing so far\n  why: it is failed: how it ended; sent again" in said
+    )
+    assert said.endswith("\n  fix: orchestrate logs probe-s0 --attempt 1\n")
+
+
+@pytest.mark.parametrize(
+    ("reason", "hint"),
+    [("", "it is under way"), ("cancelling", "it is being cancelled; retry it when orchestrate status")],
+)
+def test_retry_of_what_goes_on(campaign: Campaign, capsys: pytest.CaptureFixture[str], reason: str, hint: str) -> None:
+    run = campaign.send()
+    mark_all(campaign.store, [Mark(run.run_id, 1, State.RUNNING)])
+    campaign.carrier.reason = reason
+    assert _verb(campaign, "retry", "probe-s0") == 2
+    assert f"(probe-s0) is running: nothing to retry\n  fix: {hint}" in capsys.readouterr().err
 
 
 def test_who_sends_a_run_again_sends_it_to_all_nodes() -> None:

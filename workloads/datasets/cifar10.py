@@ -57,7 +57,7 @@ def _folder(root: Path | None) -> Path:
         raise DatasetError(
             "cifar10 needs a folder for data sets, and none is set",
             where="ORCHESTRATE_DATA",
-            hint="export ORCHESTRATE_DATA=/path/to/data, or give --data",
+            hint="export ORCHESTRATE_DATA=/path/to/data, give --data, or set data in cluster.toml",
         )
     return root / FOLDER
 

@@ -48,7 +48,7 @@ def located(root: Path | None, name: str) -> Path:
         raise DatasetError(
             f"{name} needs a folder for data sets, and none is set",
             where="ORCHESTRATE_DATA",
-            hint="export ORCHESTRATE_DATA=/path/to/data, or give --data",
+            hint="export ORCHESTRATE_DATA=/path/to/data, give --data, or set data in cluster.toml",
         )
     folder = root / member
     if not os.path.isdir(folder):  # noqa: PTH112 (Path.is_dir raises where access is denied)

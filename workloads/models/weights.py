@@ -105,7 +105,7 @@ def _no_root(name: str) -> DatasetError:
     return DatasetError(
         f"{name} needs a folder for data, and none is set",
         where="ORCHESTRATE_DATA",
-        hint="export ORCHESTRATE_DATA=/path/to/data, or give --data",
+        hint="export ORCHESTRATE_DATA=/path/to/data, give --data, or set data in cluster.toml",
     )
 
 
