@@ -178,6 +178,9 @@ def unfrozen(runs: Path, snapshot: str) -> list[str]:
         file = getattr(module, "__file__", None)
         # Below the top there are modules that compilers write, such as torch's, into folders of their own.
         if "." not in name and name != "__main__" and isinstance(file, str):
+            # Distributions keep a part of the standard library, sitecustomize, elsewhere behind a link.
+            if Path(file).parent == Path(os.__file__).parent:
+                continue
             origin = Path(os.path.realpath(file))
             if in_source_tree(origin) and not origin.is_relative_to(os.path.realpath(ours)):
                 found.append(name)

@@ -271,8 +271,18 @@ def test_what_escaped_the_snapshot_is_told(tmp_path: Path, plugin: Path, monkeyp
     module = type(sys)("frosty_escape")
     module.__file__ = str(plugin / "escape.py")
     monkeypatch.setitem(sys.modules, "frosty_escape", module)
+    # As Debian has it: a link in the standard library to a file of /etc.
+    library, elsewhere = tmp_path / "library", tmp_path / "etc.py"
+    library.mkdir()
+    elsewhere.touch()
+    (library / "frosty_site.py").symlink_to(elsewhere)
+    linked = type(sys)("frosty_site")
+    linked.__file__ = str(library / "frosty_site.py")
+    monkeypatch.setitem(sys.modules, "frosty_site", linked)
+    assert "frosty_site" in frozen.unfrozen(tmp_path / "runs", "some")
+    monkeypatch.setattr(os, "__file__", str(library / "os.py"))
     escaped = frozen.unfrozen(tmp_path / "runs", "some")
-    assert "frosty_escape" in escaped and not {"numpy", "json", "pytest"} & set(escaped)
+    assert "frosty_escape" in escaped and not {"numpy", "json", "pytest", "frosty_site"} & set(escaped)
 
 
 def test_only_old_snapshots_that_nobody_needs_are_unneeded(tmp_path: Path, plugin: Path) -> None:
