@@ -22,6 +22,7 @@ from orchestrator.findings import Finding, Verdict, fail, note, ok
 from orchestrator.interpreter import Packages
 from orchestrator.plan import Plan
 from orchestrator.profile import ClusterProfile
+from orchestrator.quantities import counted
 from workloads import registry
 
 __all__ = ["Finding", "Verdict", "examine"]
@@ -153,7 +154,9 @@ def _machine() -> Finding:
 
     machine = local_machine()
     gpus = ", ".join(dict.fromkeys(gpu.name for gpu in machine.gpus))
-    what = f"{len(machine.cores)} CPU cores, {len(machine.gpus)} GPUs" + (f" ({gpus})" if gpus else "")
+    what = f"{counted(len(machine.cores), 'CPU core')}, {counted(len(machine.gpus), 'GPU')}" + (
+        f" ({gpus})" if gpus else ""
+    )
     return Finding("machine", Verdict.OK, what)
 
 

@@ -18,6 +18,7 @@ from orchestrator import tomlfile
 from orchestrator.errors import Mistake
 from orchestrator.grammar import axis_tables, dict_items, unknown_key_hint
 from orchestrator.keys import KEYS, Values
+from orchestrator.quantities import counted
 
 
 @dataclass(slots=True)
@@ -53,7 +54,7 @@ def apply(document: dict[str, Any], sets: Sequence[str], context: Mapping[str, A
             replaced = list(_change_kind(document, value_text))
             overrides.keys.add(key)
             overrides.said.append(
-                f"{where} changes the kind and leaves the number of devices, in {len(replaced)} places"
+                f"{where} changes the kind and leaves the number of devices, in {counted(len(replaced), 'place')}"
             )
             continue
         value = _value(value_text)

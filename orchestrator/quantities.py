@@ -1,4 +1,4 @@
-"""Times and amounts of memory as people write them in TOML files, and as Slurm wants them back."""
+"""Times and amounts of memory as people write them in TOML files, and as Slurm wants them back; counts in words."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ _UNIT_BYTES = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 _TIME_HINT = 'write a text such as "0-04:00:00" (days-hours:minutes:seconds), "4:00:00", "90m" or "2h"'
 _MEMORY_HINT = 'write a text such as "24G" or "1536M" (units of 1024, as Slurm counts them)'
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """``1 run``, ``2 runs``; ``many`` where it is not the singular with an s."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 class QuantityError(ValueError):

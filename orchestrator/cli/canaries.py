@@ -11,6 +11,7 @@ from orchestrator.cli import output, waiting
 from orchestrator.cli.refreshing import refreshed
 from orchestrator.errors import OperationError
 from orchestrator.plan import Action
+from orchestrator.quantities import counted
 from orchestrator.submitter import Submitted
 
 if TYPE_CHECKING:
@@ -50,14 +51,15 @@ def prove(
             done = replace(more, sent=[*done.sent, *more.sent], resumed=[*done.resumed, *more.resumed])
             if more.held:
                 raise OperationError(
-                    f"the site has no room for {len(more.held)} canaries now",
+                    f"the site has no room for {counted(len(more.held), 'canary', 'canaries')} now",
                     hint="orchestrate submit --canary again goes on when there is room",
                 )
             if more.refused or more.in_doubt:
                 return done
         awaited |= set(chosen.run_ids)
         rest = len(plan.to_send(stale=stale)) - len(chosen.to_send)
-        output.talk(f"{len(chosen.run_ids)} canaries, one of each resource shape; {rest} more runs wait for them")
+        canaries = counted(len(chosen.run_ids), "canary", "canaries")
+        output.talk(f"{canaries}, one of each resource shape, before {counted(rest, 'more run')}")
         waiting.wait(workspace, chosen.run_ids, "submit --canary", recover=recover)
 
 
@@ -69,7 +71,7 @@ def _insist(workspace: Workspace, plan: Plan, awaited: Collection[str], *, stale
     rest = len(plan.to_send(stale=stale)) - len(failed)
     ended = [run for run in refreshed(workspace) if run.run_id in failed]
     raise OperationError(
-        f"{_names([run.label for run in ended])} failed as canary, so {rest} more runs were not sent",
+        f"{_names([run.label for run in ended])} failed as canary; not sent: {counted(rest, 'more run')}",
         where=", ".join(run.run_id for run in ended),
         why="; ".join(f"{run.state.value}: {run.message or run.reason}" for run in ended),
         hint="orchestrate logs RUN shows more; orchestrate submit --canary tries again, submit alone sends all",

@@ -13,6 +13,7 @@ from orchestrator.cleaning import Keep, Kind
 from orchestrator.cli import output
 from orchestrator.cli.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, DatabaseOption, RunsOption, Workspace
 from orchestrator.errors import InputError, PartlyDoneError
+from orchestrator.quantities import counted
 from workloads.contract import State
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _show(found: Found) -> None:
     if len(found.left) > _NAMED:
         output.talk(f"left alone: {len(found.left) - _NAMED} more")
     if found.num_live:
-        output.talk(f"{found.num_live} runs wait or run: they keep everything")
+        output.talk(f"{counted(found.num_live, 'run')} under way: nothing of that is removed")
 
 
 def _size(found: Found) -> str:

@@ -21,6 +21,7 @@ from orchestrator.cli.workspace import (
     SetOption,
     Workspace,
 )
+from orchestrator.quantities import counted
 
 if TYPE_CHECKING:
     from orchestrator.plan import Hours, Plan
@@ -117,9 +118,9 @@ def summary(made: Plan) -> str:
         parts.append(f"{len(made.excluded)} excluded")
     if made.merged:
         parts.append(f"{made.merged} merged as duplicates")
-    cells = len(made.runs) + len(made.excluded)
+    cells = counted(len(made.runs) + len(made.excluded), "cell")
     to_send = len(made.to_send())
-    return f"{cells} cells for {made.target}: {', '.join(parts) or 'none'}; {to_send} to send, {_hours(made.gpu_hours)}"
+    return f"{cells} for {made.target}: {', '.join(parts) or 'none'}; {to_send} to send, {_hours(made.gpu_hours)}"
 
 
 def _hours(hours: Hours) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli import output
 from orchestrator.errors import OrchestrateError
+from orchestrator.quantities import counted
 
 if TYPE_CHECKING:
     from db.engine import Store
@@ -55,7 +56,7 @@ def _recover(workspace: Workspace, due: Sequence[Outlook], say: Callable[[str], 
         return shepherd.recover(workspace, due, say)
     except (OrchestrateError, OSError) as error:
         # The next command tries again.
-        say(f"note: {len(due)} runs could not be sent again: {error}")
+        say(f"note: {counted(len(due), 'run')} could not be sent again: {error}")
         return True
 
 
@@ -70,7 +71,7 @@ def bring_up_to_date(
         say(f"left out: {problem.path}: {problem.what}")
     try:
         if resumed := submitter.resume(store, runs):
-            say(f"an interrupted submit was finished: {len(resumed)} runs sent")
+            say(f"an interrupted submit was finished: {counted(len(resumed), 'run')} sent")
         carrier = tracker.executor(LOCAL, runs)
         assert carrier is not None, "this machine is always there"
         carrier.wake()

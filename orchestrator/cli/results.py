@@ -22,6 +22,7 @@ from orchestrator.cli.workspace import (
     Workspace,
 )
 from orchestrator.errors import InputError, PartlyDoneError
+from orchestrator.quantities import counted
 
 if TYPE_CHECKING:
     from db.engine import Store
@@ -63,7 +64,8 @@ def collect(
     _say_problems(collected)
     if collected.problems:
         raise PartlyDoneError(
-            f"{len(collected.problems)} files or folders were left out", hint="they are tried again each time"
+            f"left out: {counted(len(collected.problems), 'file or folder', 'files or folders')}",
+            hint="they are tried again each time",
         )
 
 
@@ -267,7 +269,7 @@ def _collected(workspace: Workspace) -> Iterator[Store]:
 
 
 def _say_collected(done: str, collected: Collected) -> None:
-    counts = ", ".join(f"{getattr(collected, name)} {name}" for name in ("runs", "attempts", "results", "epochs"))
+    counts = ", ".join(counted(getattr(collected, f"{name}s"), name) for name in ("run", "attempt", "result", "epoch"))
     typer.echo(f"{done}: {counts}")
 
 

@@ -26,6 +26,7 @@ from orchestrator.cli.workspace import (
     Workspace,
 )
 from orchestrator.errors import InputError, OperationError, PartlyDoneError
+from orchestrator.quantities import counted
 from orchestrator.sbatch import QueueChoice
 
 if TYPE_CHECKING:
@@ -241,12 +242,12 @@ def cancel(
             output.talk(f"{run.run_id} {run.label}: {run.state.value} already")
     left = _cancel(workspace, live)
     ending = [run for run in refreshed(workspace) if run.run_id in {r.run_id for r in live} and run.state.live]
-    typer.echo(f"{len(live) - len(left)} runs cancelled")
+    typer.echo(f"{counted(len(live) - len(left), 'run')} cancelled")
     if ending and not left:
         output.talk(f"{len(ending)} of them are being ended by Slurm; orchestrate status shows when they are gone")
     if left:
         raise OperationError(
-            f"{len(left)} runs have not ended yet: {_list(left)}",
+            f"not ended yet: {counted(len(left), 'run')}, {_list(left)}",
             why="they got SIGKILL and are still there",
             hint="orchestrate status shows when they are gone",
         )
@@ -393,7 +394,7 @@ def _hold(workspace: Workspace, chosen: Sequence[RunStatus]) -> None:
     for run in due:
         RunDir.of(workspace.runs, run.run_id).attempt(run.attempt).held.touch()
     if due:
-        output.talk(f"{len(due)} runs that had ended will not be sent again")
+        output.talk(f"{counted(len(due), 'run')} that had ended will not be sent again")
 
 
 def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
@@ -437,7 +438,7 @@ def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
 
 
 def _sent(done: Submitted, target: str) -> str:
-    text = f"{len(done.sent)} runs sent" + (f" to {target}" if target and done.sent else "")
+    text = f"{counted(len(done.sent), 'run')} sent" + (f" to {target}" if target and done.sent else "")
     if done.resumed:
         text += f", {len(done.resumed)} of an interrupted submit"
     if done.skipped:
@@ -459,10 +460,10 @@ def _complain(done: Submitted) -> None:
     kind = PartlyDoneError if done.sent or done.resumed else OperationError
     if done.refused:
         said = dict.fromkeys(receipt.message for receipt in done.refused)
-        raise kind(f"{len(done.refused)} runs were refused by Slurm", why="; ".join(said), hint=REFUSAL_HINT)
+        raise kind(f"refused by Slurm: {counted(len(done.refused), 'run')}", why="; ".join(said), hint=REFUSAL_HINT)
     if done.in_doubt:
         raise kind(
-            f"{done.in_doubt} runs: Slurm did not say whether it took them",
+            f"{counted(done.in_doubt, 'run')}: Slurm did not say whether it took them",
             why="it timed out, or cannot be reached",
             hint="nothing is sent twice: orchestrate submit or status looks for them in the queue by name",
         )

@@ -20,6 +20,7 @@ from orchestrator.cli import output
 from orchestrator.cli.refreshing import refreshed
 from orchestrator.errors import OrchestrateError
 from orchestrator.overview import Overview, progress_in_words, share_done
+from orchestrator.quantities import counted
 from workloads.contract import State
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Shepherd:
             refused=[*self.done.refused, *more.refused],
         )
         count = len(more.sent) + len(more.resumed)
-        return [f"{count} more runs sent, {len(more.held)} wait for room"] if count else []
+        return [f"{counted(count, 'more run')} sent, {len(more.held)} wait for room"] if count else []
 
 
 class _Notes(logging.Handler):

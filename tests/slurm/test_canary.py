@@ -34,8 +34,8 @@ def test_canaries_go_first_and_a_failed_one_stops_the_rest(lab: Lab, tmp_path: P
     study = Study(lab, tmp_path / "study")
     study.write(RUNS.replace('"FIRST"', '{ name = "probe", fault = "crash" }'))
     done = study.run("submit", "--canary", "--no-recover", expect=1)
-    assert "2 canaries, one of each resource shape; 4 more runs wait for them" in done.stderr
-    assert "failed as canary, so 4 more runs were not sent" in done.stderr and "crash on purpose" in done.stderr
+    assert "2 canaries, one of each resource shape, before 4 more runs" in done.stderr
+    assert "failed as canary; not sent: 4 more runs" in done.stderr and "crash on purpose" in done.stderr
     assert sizes(study) == [1, 1]
 
     study.write(RUNS.replace('"FIRST"', '"probe"'))

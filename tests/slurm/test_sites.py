@@ -58,11 +58,11 @@ def test_a_cluster_file_for_a_site_with_accounting(accounting_lab: Lab, tmp_path
     assert (content["account"], content["accounting"]) == ("group", "auto")
 
 
-def test_the_page_leads_from_nothing_to_the_first_table(lab: Lab, tmp_path: Path) -> None:
+def test_the_page_leads_from_nothing_to_the_first_table(accounting_lab: Lab, tmp_path: Path) -> None:
     """Every command of docs/slurm.md's transcripts runs in order in an empty folder, with the experiment that the page
     shows; every line shown is printed again, but for numbers."""
     page = (ROOT / "docs" / "slurm.md").read_text(encoding="utf-8")
-    study = Study(lab, tmp_path)
+    study = Study(accounting_lab, tmp_path)
     (tmp_path / "experiment.toml").write_text(re.findall(r"```toml\n(name = .*?)```", page, re.DOTALL)[0])
     lines = "".join(re.findall(r"```console\n(.*?)```", page, re.DOTALL)).splitlines()
     printed: list[str] = []

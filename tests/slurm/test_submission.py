@@ -235,7 +235,7 @@ def test_what_waits_has_no_folder_yet(study: Study) -> None:
     assert f"run {run_id} attempt 1 has printed nothing so far" in said and "it is pending" in said
     assert "has no attempt 2" in study.run("logs", run_id, "--attempt", "2", expect=2).stderr
     assert "nothing to remove" in study.run("clean", "--yes").stdout
-    assert study.run("cancel", run_id).stdout == "1 runs cancelled\n"
+    assert study.run("cancel", run_id).stdout == "1 run cancelled\n"
     study.until(lambda rows: [row["state"] for row in rows] == ["cancelled"] + ["pending"] * 3)
     assert [path.name for path in study.runs.glob("??/*")] == [run_id]
     (study.folder / "results.db").unlink()

@@ -85,7 +85,14 @@ def test_a_narrow_terminal_loses_no_cell(
 
 _WHY = "GPU 0 has 42.9 GB, 80 GB planned; not sent again: " + "mend expect_mem_gb in the cluster file, " * 4 + "or ask."
 _ENDED = {"run_id": "a414347b3324a416", "label": "vit_tiny-local_sgd-a100x2-s0", "state": "wrong_hardware", "why": _WHY}
-_STATUS: list[str | Column] = ["run_id", "label", "state", Column("why", below=1), Column("attempt", below=2), Column("epoch", below=2)]
+_STATUS: list[str | Column] = [
+    "run_id",
+    "label",
+    "state",
+    Column("why", below=1),
+    Column("attempt", below=2),
+    Column("epoch", below=2),
+]
 
 
 def _in_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int) -> list[str]:

@@ -6,7 +6,14 @@ import datetime
 
 import pytest
 
-from orchestrator.quantities import QuantityError, format_memory, format_time_limit, parse_memory, parse_time_limit
+from orchestrator.quantities import (
+    QuantityError,
+    counted,
+    format_memory,
+    format_time_limit,
+    parse_memory,
+    parse_time_limit,
+)
 
 
 @pytest.mark.parametrize(
@@ -95,3 +102,8 @@ def test_memory_that_is_refused(value: object, what: str, hint: str) -> None:
         parse_memory(value)
     assert what in caught.value.what
     assert hint in caught.value.hint
+
+
+def test_counts_agree_with_their_noun() -> None:
+    assert [counted(number, "run") for number in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
+    assert [counted(number, "canary", "canaries") for number in (1, 3)] == ["1 canary", "3 canaries"]

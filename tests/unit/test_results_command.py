@@ -145,7 +145,7 @@ def test_collect_says_what_it_took_and_what_it_left_out(study: Any, capsys: pyte
     out, err = _out(capsys, "collect", code=3)
     assert out == "new or changed: 8 runs, 8 attempts, 6 results, 14 epochs\n"
     assert err == (
-        f"left out: {damaged}: empty file\n1 files or folders were left out\n  fix: they are tried again each time\n"
+        f"left out: {damaged}: empty file\nleft out: 1 file or folder\n  fix: they are tried again each time\n"
     )
     out, _ = _out(capsys, "collect", "--json", code=3)
     assert json.loads(out)["problems"] == [{"path": str(damaged), "what": "empty file"}]

@@ -52,7 +52,7 @@ def test_one_run_of_each_shape_goes_first(planned: Lab, monkeypatch: pytest.Monk
     code, stdout, stderr = planned.run("submit", "--local", "--canary", "--max-gpu-hours", "1.5", "--wait")
     assert code == 0, stderr
     assert stdout == "6 runs sent to local (2 done)\n"
-    assert "2 canaries, one of each resource shape; 4 more runs wait for them" in stderr
+    assert "2 canaries, one of each resource shape, before 4 more runs" in stderr
     first, second, *rest = started(planned)
     assert {first["hardware"], second["hardware"]} == {"cpu:1", "gpu:1"} and first["seed"] == second["seed"] == 0
     assert len(rest) == 4 and planned.starts().total() == 6
@@ -63,7 +63,7 @@ def test_a_failed_canary_stops_the_rest(planned: Lab, monkeypatch: pytest.Monkey
     monkeypatch.setenv("ORCHESTRATE_LAB_TODO", '{"bad_seed": 0}')
     code, stdout, stderr = planned.run("submit", "--local", "--canary")
     assert (code, stdout) == (1, "")
-    assert "failed as canary, so 4 more runs were not sent" in stderr
+    assert "failed as canary; not sent: 4 more runs" in stderr
     assert "exit code 3" in stderr and "orchestrate submit --canary tries again" in stderr
     assert len(started(planned)) == 2
     monkeypatch.setenv("ORCHESTRATE_LAB_TODO", "{}")

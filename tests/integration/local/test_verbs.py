@@ -109,10 +109,10 @@ def test_the_exit_code_tells_whether_all_or_some_failed(planned: Lab, monkeypatc
     assert code == 3
     assert "failed: rank 0 ended with exit code 3: rank 0 complains" in stderr
     code, stdout, _ = planned.run("submit", "--local", "--wait")
-    assert (code, stdout) == (1, "1 runs sent to local (2 done, 1 failed before)\n")
+    assert (code, stdout) == (1, "1 run sent to local (2 done, 1 failed before)\n")
     monkeypatch.setenv("ORCHESTRATE_LAB_TODO", "{}")
     code, stdout, _ = planned.run("retry", "--failed", "--wait")
-    assert (code, stdout) == (0, "1 runs sent\n")
+    assert (code, stdout) == (0, "1 run sent\n")
     assert sorted(row["attempt"] for row in status(planned)) == [1, 1, 3]
 
 
@@ -189,7 +189,7 @@ def test_a_reboot_leaves_lost_runs_that_retry_sends_again(lab: Lab) -> None:
     assert rows[run.spec.run_id]["message"].startswith("the machine was restarted")
     assert lab.wait_exit(waiting)[0].state is State.SUCCEEDED
     code, stdout, stderr = lab.run("retry", "--failed")
-    assert (code, stdout) == (0, "1 runs sent\n"), stderr
+    assert (code, stdout) == (0, "1 run sent\n"), stderr
     wait_until((RunDir.of(lab.runs, run.spec.run_id).attempt(2).path / "seen.0.json").exists, what="attempt 2 runs")
 
 
@@ -220,7 +220,7 @@ def test_cancel_keeps_what_has_ended_from_being_sent_again(lab: Lab) -> None:
     seen(run)
     power_cut(lab)
     code, stdout, stderr = lab.run("cancel", "--all")
-    assert (code, stdout) == (0, "0 runs cancelled\n") and "1 runs that had ended will not be sent again" in stderr
+    assert (code, stdout) == (0, "0 runs cancelled\n") and "1 run that had ended will not be sent again" in stderr
     (row,) = status(lab)
     assert (row["state"], row["attempt"], row["recovery"]) == ("lost", 1, "stop")
     assert "orchestrate cancel asked for that" in row["recovery_message"]
