@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import output
+from orchestrator.cli.completion import run_names
 from orchestrator.cli.refreshing import bring_up_to_date, refreshed
 from orchestrator.cli.workspace import (
     DEFAULT_DATABASE,
@@ -41,7 +42,10 @@ _NAMED = 10
 """How many runs an error lists."""
 
 RunArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[RUN]...", help="Start of a run id, or a label.", show_default=False)
+    list[str] | None,
+    typer.Argument(
+        metavar="[RUN]...", help="Start of a run id, or a label.", show_default=False, autocompletion=run_names
+    ),
 ]
 WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Show progress until all runs have ended.")]
 WatchOption = Annotated[
@@ -183,7 +187,12 @@ def status(
 
 @app.command()
 def logs(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Start of a run id, or a label.", show_default=False)],
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="Start of a run id, or a label.", show_default=False, autocompletion=run_names
+        ),
+    ],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     rank: Annotated[int, typer.Option("--rank", "-r", min=0, help="Which rank.")] = 0,
     every: Annotated[bool, typer.Option("--all", help="Every rank.")] = False,

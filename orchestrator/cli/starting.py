@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli import output
+from orchestrator.cli.completion import profile_names, study_names
 from orchestrator.cli.workspace import (
     DEFAULT_DATABASE,
     DEFAULT_EXPERIMENT,
@@ -28,11 +29,16 @@ app = typer.Typer()
 
 @app.command()
 def init(
-    study: Annotated[str, typer.Option("--study", "-s", help="Which starter study.")] = "demo",
+    study: Annotated[
+        str, typer.Option("--study", "-s", help="Which starter study.", autocompletion=study_names)
+    ] = "demo",
     experiment: ExperimentOption = DEFAULT_EXPERIMENT,
     cluster: Annotated[bool, typer.Option("--cluster", help="Write a cluster.toml for this site instead.")] = False,
     profile: Annotated[
-        str | None, typer.Option("--profile", metavar="NAME", help="With --cluster: this shipped profile.")
+        str | None,
+        typer.Option(
+            "--profile", metavar="NAME", help="With --cluster: this shipped profile.", autocompletion=profile_names
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is already there.")] = False,
     list_all: Annotated[

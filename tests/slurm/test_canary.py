@@ -40,5 +40,5 @@ def test_canaries_go_first_and_a_failed_one_stops_the_rest(lab: Lab, tmp_path: P
 
     study.write(RUNS.replace('"FIRST"', '"probe"'))
     done = study.run("submit", "--canary", "--wait")
-    assert "1 canaries" in done.stderr and sizes(study)[2:] == [1, 2, 2]
+    assert "1 canary," in done.stderr and sizes(study)[2:] == [1, 2, 2]
     assert sorted(study.states()) == ["failed"] + ["succeeded"] * 6

@@ -140,13 +140,30 @@ def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
 
 def test_shell_completion_completes_verbs(tmp_path: Path) -> None:
     """The script that bash sources asks the program itself; ``orchestrate pl<TAB>`` gives ``plan``."""
-    done = _run(
-        tmp_path,
-        _ORCHESTRATE_COMPLETE="complete_bash",
-        COMP_WORDS="orchestrate pl",
-        COMP_CWORD="1",
-    )
-    assert "plan" in done.stdout.split()
+    assert "plan" in _completed(tmp_path, "orchestrate pl")
+
+
+def _completed(folder: Path, typed: str) -> list[str]:
+    """What bash is offered for the last word."""
+    number = str(typed.count(" "))
+    done = _run(folder, _ORCHESTRATE_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=number)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+def test_shell_completion_completes_studies_and_profiles(tmp_path: Path) -> None:
+    assert _completed(tmp_path, "orchestrate init --study de") == ["demo"]
+    assert _completed(tmp_path, "orchestrate init --cluster --profile so") == ["sol"]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_shell_completion_of_runs_is_silent_where_there_are_none(tmp_path: Path, damaged: bool) -> None:
+    """No database, or one that cannot be read: nothing is offered, nothing is printed, nothing is made."""
+    if damaged:
+        (tmp_path / "results.db").write_text("no database")
+    before = sorted(tmp_path.iterdir())
+    assert _completed(tmp_path, "orchestrate logs c") == []
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_names_of_any_script_print_under_the_c_locale(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from db.engine import REVISIONS, open_store
-from orchestrator.cli import run
+from orchestrator.cli import completion, run
 
 
 @pytest.fixture
@@ -197,6 +198,21 @@ def test_db_rebuild_and_upgrade(study: Any, capsys: pytest.CaptureFixture[str], 
     kept = Path(err.removeprefix("the damaged database is kept as ").strip())
     assert kept.read_bytes() == damaged
     open_store(str(database)).close()
+
+
+def test_shell_completion_completes_runs(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Labels, and run ids once one is begun; of the database that is named."""
+    _out(capsys, "collect")
+    context: Any = SimpleNamespace(params={})
+    labels = completion.run_names(context, "")
+    assert len(labels) == 7 and "cnn ddp seed=0" in labels
+    assert completion.run_names(context, "cnn ddp") == [label for label in labels if label.startswith("cnn ddp")]
+    run_id = json.loads(_out(capsys, "results", "--json", "--where", "strategy=ddp", "--where", "seed=0")[0])[0][
+        "run_id"
+    ]
+    assert completion.run_names(context, run_id[:8]) == [run_id]
+    context.params["database"] = "elsewhere.db"
+    assert completion.run_names(context, "") == []
 
 
 def test_hostile_names_in_the_c_locale(study: Any, tmp_path: Path) -> None:
