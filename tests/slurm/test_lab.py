@@ -46,6 +46,8 @@ def test_a_signal_ends_the_cluster_of_the_recipe(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        # Tests that nohup started would pass on that it is ignored.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     with process:
         assert process.stdout

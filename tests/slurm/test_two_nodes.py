@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,8 @@ import pytest
 from tests.contract.conftest import Launcher
 from tests.slurm.lab import Lab
 from tests.slurm.study import Study
-from workloads.contract import RunSpec
 from workloads.rundir import AttemptDir, RunDir
+from workloads.specs import unpacked
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.slurm, pytest.mark.torch]
@@ -106,11 +105,9 @@ def one_machine(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Learn
     """The same ddp run by four ranks of this machine, that no scheduler started; Slurm's runs go on meanwhile."""
     launcher = Launcher()
     try:
-        (spec,) = (
-            spec
-            for spec in (RunSpec.from_json(json.loads(path.read_text())) for path in study.runs.glob("*/*/spec.json"))
-            if spec.train.strategy == "ddp"
-        )
+        # Of what is sent: a run that waits has no folder.
+        arrays = study.runs.glob("jobs/orc-*/specs.json")
+        (spec,) = (spec for path in arrays for spec in unpacked(path.read_bytes()) if spec.train.strategy == "ddp")
         train = spec.train.to_json() | {"hardware": "cpu:4"}
         run = launcher.write(tmp_path_factory.mktemp("one"), execution={"checkpoint_every": 1000}, **train)
         launcher.succeed(run, ranks=4)

@@ -97,6 +97,7 @@ _STATUS: list[str | Column] = [
 
 def _in_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int) -> list[str]:
     monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.delenv("LINES", raising=False)  # test runners set it; with it a dumb terminal is as wide as it says
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     other = {**_ENDED, "run_id": "b414347b3324a416", "state": "running", "why": "", "epoch": "2/10"}
     rows([{**_ENDED, "attempt": 2}, {**other, "attempt": 1}], _STATUS)
