@@ -1,6 +1,6 @@
 """The engine beside a hand-written loop of the same steps, taking turns in the same processes.
 
-    python benchmarks/harness.py [--pairs 1000] [--only resnet50] [--output harness.json]
+    python -m benchmarks.harness [--pairs 1000] [--only resnet50] [--output harness.json]
 
 For each case (model, strategy, precision, batch) one process a GPU runs the engine's own ``train``. Between any two of
 its steps a plain loop does one step of the same kind: same model, data on the device, order, optimiser, precision and
@@ -23,7 +23,6 @@ import dataclasses
 import itertools
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -32,6 +31,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from benchmarks.bootstrap import interval
 
 WARMUP_PAIRS = 40
 BLOCK_PAIRS = 20
@@ -316,7 +317,7 @@ def _ranks(case: Case, gpus: list[str], pairs: int, folder: Path) -> Iterator[li
             "OMP_NUM_THREADS": "1",
         }
         arguments = json.dumps({"case": dataclasses.asdict(case), "pairs": pairs, "folder": str(folder)})
-        process = subprocess.Popen([sys.executable, __file__, "--rank", arguments], env=environment)
+        process = subprocess.Popen([sys.executable, "-m", "benchmarks.harness", "--rank", arguments], env=environment)
         # Neither side shall wander over cores, nor share one with the other rank.
         share = min(8, len(cores) // case.devices)
         if share:
@@ -347,7 +348,7 @@ def measure(case: Case, gpus: list[str], pairs: int) -> dict[str, Any]:
     of_pairs = [a / b for a, b in zip(engine, hand, strict=True)]
     starts = range(0, len(of_pairs) - BLOCK_PAIRS + 1, BLOCK_PAIRS)
     ratios = [statistics.median(of_pairs[start : start + BLOCK_PAIRS]) for start in starts]
-    low, high = _interval(ratios)
+    low, high = interval(ratios, statistics.median)
     return {
         "case": case.name,
         **dataclasses.asdict(case),
@@ -364,13 +365,6 @@ def measure(case: Case, gpus: list[str], pairs: int) -> dict[str, Any]:
         "ratio_of_sums": sum(engine) / sum(hand),
         "ratios": ratios,
     }
-
-
-def _interval(values: list[float], draws: int = 10_000) -> tuple[float, float]:
-    """Percentile bootstrap 95 % interval of the median (Efron, 1979)."""
-    generator = random.Random(0)
-    medians = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(draws))
-    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
 
 
 def _num_gpus() -> int:

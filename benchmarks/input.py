@@ -1,6 +1,6 @@
 """The input path beside a Pillow DataLoader: images a second with crop, flip and normalisation at 32 pixels.
 
-    python benchmarks/input.py [--rounds 10] [--seconds 1] [--cores 1] [--device cpu] [--json]
+    python -m benchmarks.input [--rounds 10] [--seconds 1] [--cores 1] [--device cpu] [--json]
 
 The peer is what most published code has: torch's DataLoader over Pillow pictures made from arrays (as torchvision's
 CIFAR10 does) with torchvision's RandomCrop, RandomHorizontalFlip, ToTensor and Normalize, in the training process and
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import statistics
 import sys
 import time
@@ -26,6 +25,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
+from benchmarks.bootstrap import interval
 from workloads import loaders
 from workloads.contract import TrainConfig
 from workloads.datasets.images import ImageData, Split
@@ -116,13 +116,6 @@ def rate(batches: Iterator[Any], device: torch.device, seconds: float) -> float:
     return images / (time.perf_counter() - start)
 
 
-def interval(values: list[float]) -> tuple[float, float]:
-    """Bootstrap 95 % interval of the median."""
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(2000))
-    return medians[50], medians[1949]
-
-
 @dataclass
 class Row:
     """One path over all rounds."""
@@ -140,7 +133,7 @@ class Row:
 def row(name: str, rounds: list[dict[str, float]]) -> Row:
     ratios = [one[name] / one[PEER] for one in rounds]
     rates = [one[name] for one in rounds]
-    return Row(name, statistics.median(rates), statistics.median(ratios), *interval(ratios), rates)
+    return Row(name, statistics.median(rates), statistics.median(ratios), *interval(ratios, statistics.median), rates)
 
 
 def main() -> None:

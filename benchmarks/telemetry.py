@@ -15,12 +15,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import random
 import statistics
 from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.bootstrap import interval
 from workloads.telemetry import SAMPLE_EVERY_S
 
 TARGET_PCT = 1.0
@@ -65,13 +65,6 @@ def costs_s(events: list[dict[str, object]], below_s: float) -> Iterator[float]:
                 yield with_sample - without
 
 
-def interval(values: list[float], draws: int = 10_000) -> tuple[float, float]:
-    """Percentile bootstrap 95 % interval of the mean (Efron, 1979)."""
-    generator = random.Random(0)
-    means = sorted(statistics.fmean(generator.choices(values, k=len(values))) for _ in range(draws))
-    return means[int(0.025 * draws)], means[int(0.975 * draws)]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS")
@@ -87,7 +80,7 @@ def main() -> None:
     every = [cost for costs in found.values() for cost in costs]
     if not every:
         parser.error("no run here has samples amid short steps; train small images on a GPU for some seconds")
-    low, high = (100 * bound / SAMPLE_EVERY_S for bound in interval(every))
+    low, high = (100 * bound / SAMPLE_EVERY_S for bound in interval(every, statistics.fmean))
     mean = 100 * statistics.fmean(every) / SAMPLE_EVERY_S
     if arguments.json:
         print(json.dumps({"overhead_pct": mean, "overhead_pct_95": [low, high], "cost_s": found}, indent=2))

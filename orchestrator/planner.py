@@ -170,7 +170,7 @@ def current(
 
 def _history(workspace: Workspace) -> tuple[dict[str, RunRecord], list[Duration]]:
     """What the store knows, new results read in first; nothing where no run was ever sent."""
-    if "://" not in workspace.database and not Path(workspace.database).exists() and not workspace.runs.exists():
+    if workspace.is_empty:
         return {}, []
     from db import queries
     from db.engine import open_store

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -105,7 +104,7 @@ def _seconds(text: str) -> float:
 def _find(workspace: Workspace, rules: Rules) -> Found:
     from orchestrator import cleaning
 
-    if "://" not in workspace.database and not Path(workspace.database).exists() and not workspace.runs.exists():
+    if workspace.is_empty:
         return cleaning.Found()
     from db.engine import open_store
     from db.queries import run_states

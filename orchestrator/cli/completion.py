@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from orchestrator.cli.workspace import DEFAULT_DATABASE, Workspace
@@ -14,7 +12,7 @@ def run_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Labels of the runs of this folder, and ids once one is begun."""
     try:
         workspace = Workspace.at(database=str(ctx.params.get("database") or DEFAULT_DATABASE))
-        if "://" not in workspace.database and not Path(workspace.database).exists():
+        if not workspace.has_database:
             return []
         from db.engine import open_store
         from db.queries import run_states

@@ -27,7 +27,7 @@ def refreshed(
         say: told what else there is to know.
         recover: whether what ended without a result is sent again where its class and its bound allow it.
     """
-    if "://" not in workspace.database and not Path(workspace.database).exists() and not workspace.runs.exists():
+    if workspace.is_empty:
         return []
     from db.engine import open_store
     from db.errors import StoreReadOnlyError

@@ -252,7 +252,7 @@ def _collected(workspace: Workspace) -> Iterator[Store]:
     from db.errors import StoreReadOnlyError
     from db.ingest import collect as take_in
 
-    if "://" not in workspace.database and not Path(workspace.database).exists() and not workspace.runs.exists():
+    if workspace.is_empty:
         raise InputError(
             "there are no results here",
             where=str(workspace.runs.parent),

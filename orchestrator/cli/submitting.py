@@ -243,7 +243,7 @@ def _tell_of_other_folders(workspace: Workspace, labels: Mapping[str, str]) -> N
 
 
 def _newest_attempts(workspace: Workspace) -> dict[str, int]:
-    if "://" not in workspace.database and not Path(workspace.database).exists():
+    if not workspace.has_database:
         return {}
     from db.engine import open_store
     from db.queries import run_states

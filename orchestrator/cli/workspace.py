@@ -57,6 +57,16 @@ class Workspace:
     data_root: Path | None
     experiment: Path = field(default=DEFAULT_EXPERIMENT)
 
+    @property
+    def has_database(self) -> bool:
+        """Whether there may be one: a file of that name, or a server."""
+        return "://" in self.database or Path(self.database).exists()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no run was ever sent from here."""
+        return not self.has_database and not self.runs.exists()
+
     @classmethod
     def at(
         cls,

@@ -52,17 +52,11 @@ NORM = _case("norm", 0.05, optimizer="sgd", lr=0.01, steps=4, batch_size=20)
 CASES = [(way, case) for way in STAGES for case in ((SGD, ADAM, ODD, NORM) if way is STAGES[-1] else (SGD,))]
 
 
-def test_deepspeed_is_installed() -> None:
-    missing = missing_packages(DECLARATION)
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)}")
-
-
 @pytest.fixture(scope="module")
 def learned(launcher: Any, data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     """(way, precision, case) -> parameters, losses and result."""
-    if missing_packages(DECLARATION):
-        pytest.skip("deepspeed is not installed")
+    if missing := missing_packages(DECLARATION):
+        pytest.skip(f"not installed: {', '.join(missing)}")
     runs = tmp_path_factory.mktemp("runs")
     wanted = [(way, "fp32", case) for way, case in CASES]
     for case in (SGD, ADAM, ODD, NORM):
