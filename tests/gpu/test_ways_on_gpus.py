@@ -28,20 +28,26 @@ CASES: dict[str, dict[str, Any]] = {
 CLOSE = {"vit_tiny": 1e-9, "cnn": 1e-9, "bf16": 0.03}
 """Absolute, for every loss. bfloat16 has eight bits, and micro-batches are summed in another order."""
 
+CLOSE_IN_SINGLE = 1e-6
+"""Of ways that keep what they train in single precision, whatever the run's: losses near 1 differ by units of 6e-8."""
+
 
 @pytest.fixture(scope="module")
 def losses(
+    request: pytest.FixtureRequest,
     launcher: Any,  # noqa: F811
     data_root: Path,  # noqa: F811
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[tuple[Way, str], list[float]]:
-    """Of each step, then the test loss."""
+    """Of each step, then the test loss; of eager and of the ways that this session was asked for."""
     root = tmp_path_factory.mktemp("runs")
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    wanted = [item.callspec.params.get("way") for item in tests if hasattr(item, "callspec")]
     runs = {
         (way, case): launcher.write(
             root, data_root=data_root, expect={"gpus_per_node": way.devices}, **train, **way.train
         )
-        for way in (EAGER, *WAYS)
+        for way in (EAGER, *(way for way in WAYS if way in wanted))
         for case, train in CASES.items()
     }
     for ranks in sorted({way.ranks for way, _ in runs}):
@@ -57,7 +63,8 @@ def losses(
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_two_gpus_learn_what_one_learns(losses: dict[tuple[Way, str], list[float]], way: Way, case: str) -> None:
     """Under bf16 that is only so when autocast reaches the threads of torchgpipe and nn.DataParallel."""
-    assert losses[way, case] == pytest.approx(losses[EAGER, case], abs=CLOSE[case])
+    close = CLOSE[case] if way.has_double_precision else max(CLOSE[case], CLOSE_IN_SINGLE)
+    assert losses[way, case] == pytest.approx(losses[EAGER, case], abs=close)
     assert losses[EAGER, case][-2] < losses[EAGER, case][0]
 
 

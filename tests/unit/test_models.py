@@ -89,7 +89,7 @@ def test_layers_compute_what_the_model_computes(model: str, size: int) -> None:
     assert len(list(layers.modules())) >= len(layers) > 8
 
 
-@pytest.mark.parametrize("model", ["timm/resnet10t", "mobilenet_v2", "vit_tiny"])
+@pytest.mark.parametrize("model", ["timm/resnet10t", "mobilenet_v2", "vit_tiny", "swin_tiny"])
 def test_layers_drop_what_the_model_drops(model: str) -> None:
     """In training, with dropout, the same random numbers give the same logits."""
     built = _build(model, dropout=0.3)

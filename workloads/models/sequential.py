@@ -47,8 +47,7 @@ def of_timm(model: nn.Module) -> list[nn.Module]:
     if isinstance(model, VisionTransformer):
         return _of_vit(whole)
     if isinstance(model, SwinTransformer):
-        stages = [layer for stage in whole.layers for layer in (stage.downsample, *stage.blocks)]
-        return [whole.patch_embed, *stages, whole.norm, whole.head]
+        return _of_swin(whole)
     if isinstance(model, ResNet):
         stages = [block for stage in (whole.layer1, whole.layer2, whole.layer3, whole.layer4) for block in stage]
         drop = [nn.Dropout(whole.drop_rate)] if whole.drop_rate else []
@@ -94,6 +93,43 @@ def _of_vit(model: Any) -> list[nn.Module]:
         *(embedding, model.patch_drop, model.norm_pre, *model.blocks),
         *(model.norm, pool, model.fc_norm, model.head_drop, model.head),
     ]
+
+
+def _of_swin(model: Any) -> list[nn.Module]:
+    """A block's two halves are layers of their own: of so few and unequal blocks, no cut would make equal stages."""
+    from timm.models.swin_transformer import SwinTransformerBlock
+    from torch import Tensor, nn
+
+    class Attention(SwinTransformerBlock):
+        """The first half of a block: its modules, its mask, and the numbers that its ``_attn`` reads."""
+
+        def __init__(self, block: Any) -> None:
+            nn.Module.__init__(self)
+            vars(self).update({name: value for name, value in vars(block).items() if not name.startswith("_")})
+            self.norm1, self.attn, self.drop_path1 = block.norm1, block.attn, block.drop_path1
+            self.register_buffer("attn_mask", block.attn_mask, persistent=False)
+
+        def forward(self, x: Tensor) -> Any:
+            attend: Any = self._attn
+            return x + self.drop_path1(attend(self.norm1(x)))
+
+    class Mlp(nn.Module):
+        """The second."""
+
+        def __init__(self, block: Any) -> None:
+            super().__init__()
+            self.norm2, self.mlp, self.drop_path2 = block.norm2, block.mlp, block.drop_path2
+
+        def forward(self, x: Tensor) -> Any:
+            tokens = x.flatten(1, 2)
+            return (tokens + self.drop_path2(self.mlp(self.norm2(tokens)))).reshape(x.shape)
+
+    halves = [
+        half
+        for stage in model.layers
+        for half in (stage.downsample, *(h for block in stage.blocks for h in (Attention(block), Mlp(block))))
+    ]
+    return [model.patch_embed, *halves, model.norm, model.head]
 
 
 def cut(layers: Sequence[nn.Module], sizes: Sequence[int]) -> list[nn.Sequential]:
