@@ -14,7 +14,7 @@ from pathlib import Path
 from db.filesystem import is_local, lock_problem
 from orchestrator import cluster as clusters
 from orchestrator import experiment as experiments
-from orchestrator import planner, site_doctor
+from orchestrator import interpreter, planner, site_doctor
 from orchestrator.cli.workspace import Workspace
 from orchestrator.errors import OrchestrateError
 from orchestrator.executors import slurm_commands
@@ -54,6 +54,9 @@ def examine(workspace: Workspace, *, local: bool, cluster: Path | None, probe_s:
         yield _machine()
     packages = Packages.of(profile.python if profile else None)
     yield from _strategies(packages)
+    problem = interpreter.uncompiled(packages.python)
+    if problem is not None:
+        yield note("start-up", *problem)
     spec, found = _experiment(workspace)
     yield from found
     plan = None

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.provenance import canonical_name, installed_packages, packages_digest
@@ -20,6 +21,21 @@ _ASK = (
     "found = [(d.metadata['Name'], d.version) for d in m.distributions() if d.metadata['Name']];"
     "print(json.dumps(dict(reversed(found))))"
 )
+_ASK_BYTECODE = """
+import importlib.util, json, os, sys, tempfile
+spec = importlib.util.find_spec("torch")
+cached = (spec and spec.cached) or ""
+folder = os.path.dirname(cached)
+while folder and not os.path.exists(folder):
+    folder = os.path.dirname(folder)
+try:
+    tempfile.TemporaryFile(dir=folder).close()
+    writable = True
+except OSError:
+    writable = False
+facts = {"folder": spec and os.path.dirname(spec.origin or ""), "kept": os.path.exists(cached)}
+print(json.dumps(facts | {"forbidden": sys.dont_write_bytecode, "writable": writable}))
+"""
 _TIMEOUT_S = 30
 BUILT_HERE = frozenset({"horovod"})
 """Distributions that ``orchestrate wheel`` makes."""
@@ -85,3 +101,31 @@ class Packages:
         if self.versions is not None:
             return []
         return [Check(False, f"packages of {self.python}: unknown, it could not be asked here ({self.problem})")]
+
+
+def uncompiled(python: str) -> tuple[str, str] | None:
+    """What is wrong, and what to do, when every rank must compile all of torch's modules before it imports them.
+
+    Compiled modules are kept beside the sources by whoever imports them first, unless that place is read-only or a
+    variable forbids it. None also when there is no torch, or nobody to ask.
+    """
+    own = python == sys.executable
+    try:
+        answer = subprocess.run(
+            # Jobs of this machine inherit its variables, those of a cluster do not.
+            [python, *([] if own else ["-E"]), "-P", "-c", _ASK_BYTECODE],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
+        facts = json.loads(answer.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    if not facts["folder"] or facts["kept"] or (facts["writable"] and not facts["forbidden"]):
+        return None
+    what = f"{facts['folder']} has no compiled modules: every rank compiles them when it starts, for seconds"
+    if facts["writable"]:
+        return what, f"{python} -m compileall -q {Path(facts['folder']).parent}"
+    forbidden = "unset PYTHONDONTWRITEBYTECODE; " if facts["forbidden"] else ""
+    return what, f"{forbidden}export PYTHONPYCACHEPREFIX=FOLDER, one that you can write and jobs see"

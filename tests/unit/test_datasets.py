@@ -137,7 +137,9 @@ def test_a_lock_passes_on_when_it_is_let_go(tmp_path: Path) -> None:
 
 
 def test_work_in_threads_keeps_its_order_and_stops_at_the_first_error() -> None:
-    assert list(files.in_threads(lambda n: n * n, range(300), print, "done")) == [n * n for n in range(300)]
+    assert list(files.in_threads(lambda n: n * n, range(300), print, "done", size_bytes=10**9)) == [
+        n * n for n in range(300)
+    ]
     started: list[int] = []
 
     def work(n: int) -> int:
@@ -148,5 +150,5 @@ def test_work_in_threads_keeps_its_order_and_stops_at_the_first_error() -> None:
         return n
 
     with pytest.raises(ValueError, match="the fourth"):
-        list(files.in_threads(work, range(10_000), print, "done"))
+        list(files.in_threads(work, range(10_000), print, "done", size_bytes=10**9))
     assert len(started) < 1000

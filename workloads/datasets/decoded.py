@@ -120,7 +120,9 @@ def _decode_all(listing: Listing, summary: Summary, size: int, path: Path, progr
         with os.fdopen(descriptor, "wb") as stream:
             shape = (len(listing.entries), summary.channels, size, size)
             np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
-            for image in in_threads(pixels_of, listing.entries, progress, "decoded"):
+            for image in in_threads(
+                pixels_of, listing.entries, progress, "decoded", size_bytes=sum(e.size for e in listing.entries)
+            ):
                 # Plain writes: a full disk is then an error here, where a mapped file would end the process.
                 stream.write(image.tobytes() if image.ndim == 2 else image.transpose(2, 0, 1).tobytes())
             stream.flush()

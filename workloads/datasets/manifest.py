@@ -211,9 +211,9 @@ class Manifest:
         """
         changed = self.changed(listing)
         progress(f"reading {len(changed):,} of {len(listing.entries):,} images in {listing.folder}")
-        read = dict(
-            zip(changed, in_threads(lambda e: _read(listing.folder, e), changed, progress, "read"), strict=True)
-        )
+        size_bytes = sum(entry.size for entry in changed)
+        found = in_threads(lambda e: _read(listing.folder, e), changed, progress, "read", size_bytes=size_bytes)
+        read = dict(zip(changed, found, strict=True))
         return [read.get(entry) or self.table[entry.path] for entry in listing.entries]
 
 
