@@ -12,6 +12,7 @@ from orchestrator.executors.slurm_records import Pair, Site
 from orchestrator.matrix import Cell, Excluded
 from orchestrator.resources import ResourceShape
 from workloads.contract import Expectation, RunSpec
+from workloads.frozen import code_digest
 
 
 class Action(StrEnum):
@@ -88,7 +89,6 @@ class Plan:
     runs_folder: Path
     data_root: Path | None
     dataset_digests: dict[str, str]
-    code_digest: str
     scripts: list[Script] = field(default_factory=list)
     site: Site | None = None
     """What submit must know of the cluster; None for this machine."""
@@ -121,7 +121,7 @@ class Plan:
             target=self.target,
             data_root=str(self.data_root or ""),
             dataset_digest=self.dataset_digests.get(run.cell.train.dataset, ""),
-            code_digest=self.code_digest,
+            code_digest=code_digest(run.cell.train),
             snapshot=snapshot,
         )
 

@@ -33,7 +33,6 @@ def save(plan: Plan, path: Path) -> None:
         "runs_folder": str(plan.runs_folder),
         "data_root": str(plan.data_root or ""),
         "dataset_digests": plan.dataset_digests,
-        "code_digest": plan.code_digest,
         "runs": [
             [
                 run.cell.run_id,
@@ -114,7 +113,6 @@ def read(path: Path) -> Plan:
             runs_folder=Path(data["runs_folder"]),
             data_root=Path(data["data_root"]) if data["data_root"] else None,
             dataset_digests=data["dataset_digests"],
-            code_digest=data["code_digest"],
             scripts=[Script(n, shapes[s], t, tuple(Pair(**pair) for pair in q)) for n, s, t, q in data["scripts"]],
             site=Site.from_json(data["site"]) if data["site"] else None,
             packages=data["packages"],

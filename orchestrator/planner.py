@@ -29,7 +29,8 @@ from orchestrator.plan import Action, Check, Plan, PlannedRun, Script
 from orchestrator.resources import ResourceShape
 from workloads import registry
 from workloads.contract import Execution, State, TrainConfig
-from workloads.provenance import code_digest, measured
+from workloads.frozen import code_digest
+from workloads.provenance import measured
 
 if TYPE_CHECKING:
     from db.queries import Duration, RunRecord
@@ -67,7 +68,6 @@ def make(
     expanded = matrix.expand(spec, default_cpus=resources.default_cpus(profile), data_root=workspace.data_root)
     shapes = _Shapes(profile, machine, packages)
     data = _DataSets(workspace.data_root, local=profile is None)
-    code = code_digest()
     excluded = list(expanded.excluded)
     runs = []
     for cell in expanded.cells:
@@ -79,7 +79,7 @@ def make(
         if record is None:
             runs.append(PlannedRun(cell, shape, Action.NEW))
         else:
-            action, why = _action(record, code, packages.digest, data.digest(cell.train.dataset))
+            action, why = _action(record, code_digest(cell.train), packages.digest, data.digest(cell.train.dataset))
             runs.append(PlannedRun(cell, shape, action, why))
     plan = Plan(
         experiment=spec.name,
@@ -100,7 +100,6 @@ def make(
         runs_folder=workspace.runs,
         data_root=workspace.data_root,
         dataset_digests={name: data.digest(name) for name in {run.cell.train.dataset for run in runs}},
-        code_digest=code,
         site=Site.of(profile) if profile is not None else None,
         packages=_packages(runs, profile, packages),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -36,7 +36,6 @@ MAX_FILES = 5_000
 """Sources of more than that are no sources, and every submission would copy them to the runs folder."""
 LARGE_FILE_BYTES = 8 << 20
 """A larger file beside the sources is data: the copy links to it."""
-_CACHES = frozenset({"__pycache__", "node_modules", "venv", "build", "dist"})
 _DATA_NAMES = frozenset({"data", "datasets", "runs", "checkpoints", "outputs", "wandb", "mlruns"})
 """Folders of these names hold data, unless a Python file lies in them."""
 _PRUNE_AGE_S = 3600.0
@@ -283,7 +282,11 @@ def _content(places: Iterable[Path], runs: Path) -> Iterator[tuple[str, Path, bo
             for entry in below:
                 path = Path(entry.path)
                 name = path.relative_to(place).as_posix()
-                if entry.name.startswith(".") or entry.name in _CACHES or entry.name.endswith((".pyc", ".egg-info")):
+                if (
+                    entry.name.startswith(".")
+                    or entry.name in frozen.NOT_CODE
+                    or entry.name.endswith((".pyc", ".egg-info"))
+                ):
                     continue
                 if entry.is_dir():
                     if os.path.realpath(path) == str(runs):

@@ -70,7 +70,7 @@ def measured(versions: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def code_digest() -> str:
-    """Digest of the source of the installed package ``workloads``: all the code that runs in a job."""
+    """Digest of the source of the installed package ``workloads``: the code that runs in a job, but for plug-ins."""
     folder = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
@@ -91,11 +91,15 @@ def process_age_s() -> float:
         return time.process_time()
 
 
-def collect() -> dict[str, Any]:
-    """What can be told without a framework; the engine adds what its framework knows."""
+def collect(code: str) -> dict[str, Any]:
+    """What can be told without a framework; the engine adds what its framework knows.
+
+    Args:
+        code: digest of the run's code, ``frozen.code_digest``.
+    """
     packages = installed_packages()
     return {
-        "code_digest": code_digest(),
+        "code_digest": code,
         "packages_digest": packages_digest(packages),
         "packages": {name: packages[name] for name in sorted((MEASURED_PACKAGES | {"submitit"}) & packages.keys())},
         "git": git(),

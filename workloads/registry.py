@@ -201,6 +201,7 @@ class DatasetShape:
 
 
 Declaration = TypeVar("Declaration", StrategyDeclaration, ModelDeclaration, DatasetDeclaration)
+Value = TypeVar("Value")
 
 
 @cache
@@ -246,13 +247,28 @@ def datasets() -> dict[str, DatasetDeclaration]:
     return _found("datasets", DatasetDeclaration)
 
 
-def find(declarations: Mapping[str, Declaration], name: str) -> Declaration | None:
-    """The declaration of a name, or of its family (``timm/resnet18`` is of ``timm/*``)."""
+def find(declarations: Mapping[str, Value], name: str) -> Value | None:
+    """What there is of a name, or of its family (``timm/resnet18`` is of ``timm/*``)."""
     exact = declarations.get(name)
     if exact is not None and not name.endswith("/*"):
         return exact
     family, slash, member = name.partition("/")
     return declarations.get(f"{family}/*") if slash and member else None
+
+
+@cache
+def _packages(package: str) -> dict[str, str]:
+    points = [point for point in entry_points() if point.group == f"orchestrate.{package}"]
+    return {point.load().name: point.module.partition(".")[0] for point in points}
+
+
+def foreign_packages(train: TrainConfig | None = None) -> tuple[str, ...]:
+    """Top-level packages of other distributions that a run's strategy, model and data set come from; all there are,
+    without a run."""
+    if train is None:
+        return tuple(sorted({found for package in PLUGIN_PACKAGES for found in _packages(package).values()}))
+    names = zip(PLUGIN_PACKAGES, (train.strategy, train.model, train.dataset), strict=True)
+    return tuple(sorted({found for package, name in names if (found := find(_packages(package), name))}))
 
 
 def weights(name: str) -> Weights | None:

@@ -256,15 +256,15 @@ def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
     from orchestrator import submitter
     from orchestrator.cli import outdated
     from orchestrator.shepherd import with_all_nodes
-    from workloads.provenance import code_digest
+    from workloads.frozen import code_digest
     from workloads.rundir import RunDir, read_json
 
-    now = code_digest()
     by_target: dict[str, list[tuple[Any, Mapping[str, Any]]]] = {}
     for run in chosen:
         place = RunDir.of(workspace.runs, run.run_id)
         try:
-            spec = replace(place.read_spec(), code_digest=now)
+            spec = place.read_spec()
+            spec = replace(spec, code_digest=code_digest(spec.train))
         except (OSError, ValueError) as error:
             raise OperationError(
                 f"the spec of run {run.run_id} cannot be read",

@@ -56,7 +56,6 @@ def plan(*runs: PlannedRun) -> Plan:
         runs_folder=Path("/runs"),
         data_root=None,
         dataset_digests={},
-        code_digest="",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import os
 import shutil
@@ -16,6 +17,7 @@ from orchestrator import snapshot, submitter
 from orchestrator.errors import InputError, OperationError
 from orchestrator.snapshot import Experiment
 from workloads import frozen, provenance, registry
+from workloads.contract import TrainConfig
 from workloads.errors import CodeChangedError
 from workloads.frozen import Manifest
 
@@ -334,3 +336,30 @@ def test_places_that_people_edit() -> None:
     assert not frozen.in_source_tree(Path("/home/somebody/project/.venv/lib/python3.12/site-packages/package"))
     assert not frozen.in_source_tree(Path("/usr/lib/python3/dist-packages/package"))
     assert not frozen.in_source_tree(Path(os.path.realpath(os.__file__)))
+
+
+def test_the_digest_of_a_run_s_code_sees_its_plug_ins_and_no_others(
+    plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An edit of a plug-in makes results of runs that use it stale; what is never copied does not count."""
+    (plugin / "__init__.py").write_text("class D:\n    name = 'frosty'\n")
+    (plugin / "build").mkdir()
+    users = TrainConfig(model="cnn", dataset="digits", strategy="frosty", hardware="cpu:1", cpus=1)
+    others = dataclasses.replace(users, strategy="eager")
+
+    def digests() -> tuple[str, str, str]:
+        for cached in (frozen._code_digest, registry._packages):
+            cached.cache_clear()
+        return frozen.code_digest(users), frozen.code_digest(others), frozen.code_digest()
+
+    monkeypatch.delitem(sys.modules, "frosty_ways", raising=False)
+    before = digests()
+    assert before[0] == before[2] != before[1] == provenance.code_digest()
+    (plugin / "build" / "left.py").write_text("B = 1\n")
+    assert digests() == before
+    (plugin / "deep").mkdir()
+    (plugin / "deep" / "step.py").write_text("B = 1\n")
+    after = digests()
+    assert after[0] == after[2] != before[0] and after[1] == before[1]
+    monkeypatch.undo()
+    digests()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workloads import provenance, world
+from workloads import frozen, provenance, world
 from workloads.contract import Hardware, Topology, TrainConfig
 from workloads.engines.communication import Communication
 from workloads.errors import WrongHardwareError
@@ -85,7 +85,7 @@ def describe_world(job: Job, device: torch.device, communication: Communication)
     if own:
         world.check_distinct((r.node, r.device) for r in ranks)
     result = job.result
-    about = provenance.collect()
+    about = provenance.collect(frozen.code_digest(job.spec.train))
     result.world_size = job.world.size
     result.device_name = own.name if own else about["cpu_model"]
     result.devices_seen = len({(r.node, u) for r in ranks for u in r.visible}) if gpus else None

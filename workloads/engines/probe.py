@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
 
-from workloads import provenance, registry, rendezvous
+from workloads import frozen, provenance, registry, rendezvous
 from workloads.errors import JobError
 from workloads.job import Job, say
 from workloads.rundir import read_json, write_json
@@ -50,7 +50,7 @@ def train(job: Job) -> None:
     if job.spec.expect.gpus_per_node:
         check_distinct((s.node, _own_device(s, i, seen)) for i, s in enumerate(seen))
     result = job.result
-    about = provenance.collect()
+    about = provenance.collect(frozen.code_digest(job.spec.train))
     result.world_size = job.world.size
     result.cpus_seen = len({(s.node, core) for s in seen for core in s.cores})
     result.devices_seen = len({(s.node, device) for s in seen for device in s.devices}) or None

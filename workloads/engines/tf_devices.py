@@ -7,7 +7,7 @@ import os
 import keras
 import tensorflow as tf
 
-from workloads import provenance
+from workloads import frozen, provenance
 from workloads.contract import Hardware
 from workloads.errors import JobError, WrongHardwareError
 from workloads.job import Job
@@ -76,7 +76,7 @@ def describe_world(job: Job, devices: tuple[str, ...], initial_weights: str) -> 
         initial_weights: where they come from: ``torch`` or ``keras``.
     """
     gpus = (visible_gpus() or []) if devices[0].startswith("/GPU") else []
-    about = provenance.collect()
+    about = provenance.collect(frozen.code_digest(job.spec.train))
     result = job.result
     result.world_size = job.world.size
     result.device_name = gpus[0].name if gpus else about["cpu_model"]
