@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from workloads import registry
+from workloads.contract import TrainConfig
+from workloads.strategies import fsdp
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -24,6 +29,23 @@ def train_step(self, batch):
     return loss
 Fsdp.train_step = train_step
 """
+
+
+@pytest.mark.parametrize(("model", "units"), [("swin_tiny", 15), ("vit_tiny", 12), ("resnet18", 8)])
+def test_units_are_blocks_and_hold_nearly_all_parameters(model: str, units: int) -> None:
+    """Also where a pipeline's layers are halves of blocks; what no unit holds is gathered as a whole."""
+    declaration = registry.models()[model]
+    config = TrainConfig(model=model, dataset="digits", strategy="fsdp", hardware="cpu:2", cpus=2)
+    assert declaration.layers is not None
+    module = declaration.build(config, 3, 10, 32)
+    options = {"wrap": "blocks", "min_unit_parameters": 50_000}
+    task: Any = SimpleNamespace(module=module, options=options, layers=lambda: declaration.layers(module))
+    found = list(fsdp._units(task))
+    held = sum(p.numel() for unit in found for p in unit.parameters())
+    assert len(found) == units and len({id(p) for unit in found for p in unit.parameters()}) == sum(
+        len(list(unit.parameters())) for unit in found
+    )
+    assert held > 0.97 * sum(p.numel() for p in module.parameters())
 
 
 @pytest.mark.parametrize("options", [{}, {"wrap": "model"}], ids=str)

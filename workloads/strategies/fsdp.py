@@ -148,10 +148,17 @@ def _units(task: Task) -> Iterator[nn.Module]:
         return
     smallest = task.options["min_unit_parameters"]
     assert isinstance(smallest, int)
-    called = set(task.module.modules()) - {task.module}
+    modules = [module for module in task.module.modules() if module is not task.module]
+    found: dict[nn.Module, None] = {}
     for layer in task.layers():
-        if layer in called and sum(p.numel() for p in layer.parameters()) >= smallest:
-            yield layer
+        own = set(layer.parameters())
+        # A layer may be a part of a module that is called as a whole, such as half a block.
+        holders = [layer] if layer in modules else [m for m in modules if own and own <= set(m.parameters())]
+        sizes = {module: sum(p.numel() for p in module.parameters()) for module in holders}
+        unit = min(sizes, key=sizes.__getitem__, default=None)
+        if unit is not None and sizes[unit] >= smallest:
+            found[unit] = None
+    yield from found
 
 
 def _whole(tensors: Mapping[str, Any], keep: bool) -> dict[str, Any]:
