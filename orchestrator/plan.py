@@ -11,8 +11,8 @@ from typing import Any
 from orchestrator.executors.slurm_records import Pair, Site
 from orchestrator.matrix import Cell, Excluded
 from orchestrator.resources import ResourceShape
+from orchestrator.snapshot import code_digest
 from workloads.contract import Expectation, RunSpec
-from workloads.frozen import code_digest
 
 
 class Action(StrEnum):
@@ -121,7 +121,7 @@ class Plan:
             target=self.target,
             data_root=str(self.data_root or ""),
             dataset_digest=self.dataset_digests.get(run.cell.train.dataset, ""),
-            code_digest=code_digest(run.cell.train),
+            code_digest=code_digest(run.cell.train, self.runs_folder),
             snapshot=snapshot,
         )
 

@@ -26,11 +26,11 @@ from orchestrator.executors.slurm_records import Pair, Site
 from orchestrator.interpreter import Packages
 from orchestrator.matrix import Cell, Excluded, Matrix
 from orchestrator.plan import Action, Check, Plan, PlannedRun, Script
+from orchestrator.quantities import counted
 from orchestrator.resources import ResourceShape
-from workloads import registry
+from orchestrator.snapshot import code_digest
+from workloads import provenance, registry
 from workloads.contract import Execution, State, TrainConfig
-from workloads.frozen import code_digest
-from workloads.provenance import measured
 
 if TYPE_CHECKING:
     from db.queries import Duration, RunRecord
@@ -69,6 +69,7 @@ def make(
     shapes = _Shapes(profile, machine, packages)
     data = _DataSets(workspace.data_root, local=profile is None)
     excluded = list(expanded.excluded)
+    target = profile.name if profile else "local"
     runs = []
     for cell in expanded.cells:
         shape, rule, why = shapes.of(cell)
@@ -79,11 +80,12 @@ def make(
         if record is None:
             runs.append(PlannedRun(cell, shape, Action.NEW))
         else:
-            action, why = _action(record, code_digest(cell.train), packages.digest, data.digest(cell.train.dataset))
+            code = code_digest(cell.train, workspace.runs)
+            action, why = _action(record, target, code, packages.digest, data.digest(cell.train.dataset))
             runs.append(PlannedRun(cell, shape, action, why))
     plan = Plan(
         experiment=spec.name,
-        target=profile.name if profile else "local",
+        target=target,
         digests=dict(digests or {}),
         runs=runs,
         excluded=excluded,
@@ -91,6 +93,7 @@ def make(
         gpu_hours=gpu_hours([run for run in runs if run.action in {Action.NEW, Action.FAILED}], durations),
         checks=[
             *_remarks(expanded, runs),
+            *_elsewhere(runs, records, target),
             *fit.remarks(runs, machine),
             *_account(profile),
             *packages.findings(),
@@ -139,7 +142,7 @@ def current(
         "target": profile.name if profile else "local",
         "cluster": profile.digest if profile else _digest(repr(machine)),
         "store": _digest(repr(sorted((r, str(records[r])) for r in records))),
-        "code": code_digest(),
+        "code": provenance.code_digest(),
         "packages": packages.digest,
         "runs": str(workspace.runs),
         "data": str(workspace.data_root or ""),
@@ -152,8 +155,7 @@ def current(
         except (OSError, ValueError) as error:
             log.warning("%s; planning anew", error)
             plan = None
-        # Data sets may change without any of these files changing, so a plan that found one wanting is made again.
-        if plan is not None and plan.digests == digests and not any(check.blocking for check in plan.checks):
+        if plan is not None and plan.digests == digests and not _may_be_outdated(plan):
             return plan
     plan = make(workspace, spec, profile, machine, records, durations, packages, digests=digests)
     try:
@@ -165,6 +167,12 @@ def current(
             hint="run in a folder you may write to, or name another runs folder with --runs",
         ) from error
     return plan
+
+
+def _may_be_outdated(plan: Plan) -> bool:
+    """Data sets that were found wanting, and plug-ins, may have changed without any of a plan's sources changing."""
+    plugins = any(registry.foreign_packages(run.cell.train) for run in plan.runs)
+    return plugins or any(check.blocking for check in plan.checks)
 
 
 def _history(workspace: Workspace) -> tuple[dict[str, RunRecord], list[Duration]]:
@@ -180,7 +188,19 @@ def _history(workspace: Workspace) -> tuple[dict[str, RunRecord], list[Duration]
         return queries.run_states(store), queries.durations(store)
 
 
-def _action(record: RunRecord, code: str, packages: str, data: str) -> tuple[Action, str]:
+def _elsewhere(runs: Sequence[PlannedRun], records: Mapping[str, RunRecord], target: str) -> Iterator[Check]:
+    """Done on other machines: ``gpu:1`` is the same run whatever GPU that was."""
+    done = Counter(str(records[run.cell.run_id].target) for run in runs if run.action is Action.DONE)
+    del done[target]
+    if done:
+        yield Check(
+            False,
+            f"{counted(done.total(), 'run')} done on {', '.join(sorted(done))} and not measured again on {target}",
+            'to compare machines, name the kind in hardware ("a100:2"), or use a folder for each (--runs and --db)',
+        )
+
+
+def _action(record: RunRecord, target: str, code: str, packages: str, data: str) -> tuple[Action, str]:
     state = State(record.state)
     if state is State.PLANNED:
         return Action.NEW, ""
@@ -201,7 +221,12 @@ def _action(record: RunRecord, code: str, packages: str, data: str) -> tuple[Act
     ]
     if changed:
         return Action.STALE, f"{' and '.join(changed)} changed since attempt {record.attempt}"
-    return Action.DONE, f"attempt {record.attempt}"
+    why = f"attempt {record.attempt}"
+    if record.target != target:
+        why += f" on {record.target}"
+    if record.dataset_digest and not data:
+        why += "; whether its data set changed since is not known, as it is not prepared here"
+    return Action.DONE, why
 
 
 class _Shapes:
@@ -301,7 +326,7 @@ def _packages(
     """What each interpreter of these runs has of the measured packages; ``packages`` is of the usual one."""
     pythons = {profile.interpreter(run.shape.gpu or "cpu") for run in runs} if profile else {packages.python}
     asked = [packages if python == packages.python else Packages.of(python) for python in sorted(pythons)]
-    return {one.python: measured(one.versions or {}) for one in asked}
+    return {one.python: provenance.measured(one.versions or {}) for one in asked}
 
 
 def _remarks(expanded: Matrix, runs: Sequence[PlannedRun]) -> list[Check]:

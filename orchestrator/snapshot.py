@@ -18,12 +18,14 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import InputError, OperationError
 from orchestrator.interpreter import Packages
 from workloads import frozen, provenance, registry
+from workloads.contract import TrainConfig
 from workloads.frozen import METADATA_SUFFIX, Manifest
 from workloads.rundir import snapshots_folder, write_bytes, write_json
 
@@ -36,6 +38,7 @@ MAX_FILES = 5_000
 """Sources of more than that are no sources, and every submission would copy them to the runs folder."""
 LARGE_FILE_BYTES = 8 << 20
 """A larger file beside the sources is data: the copy links to it."""
+_CACHES = frozenset({"__pycache__", "node_modules", "venv", "build", "dist"})
 _DATA_NAMES = frozenset({"data", "datasets", "runs", "checkpoints", "outputs", "wandb", "mlruns"})
 """Folders of these names hold data, unless a Python file lies in them."""
 _PRUNE_AGE_S = 3600.0
@@ -86,14 +89,8 @@ def take(
     folder = snapshots_folder(runs)
     folder.mkdir(parents=True, exist_ok=True)
     entries = _entries(sources)
-    try:
+    with _readable():
         frozen_now = _digests(entries, runs)
-    except OSError as error:
-        raise OperationError(
-            f"a source cannot be read: {error.strerror or error}",
-            where=str(error.filename or ""),
-            hint="what jobs import must be readable when it is submitted",
-        ) from error
     code = _name(sorted(frozen_now.items())) if frozen_now else ""
     manifest = Manifest(
         code=code,
@@ -105,6 +102,38 @@ def take(
     if code:
         _keep_code(manifest, entries, runs)
     return _keep_manifest(manifest, runs, experiment, before)
+
+
+def code_digest(train: TrainConfig, runs: Path) -> str:
+    """Digest of all sources that carry out a run as they are now: ours, and the plug-ins that it uses, with what those
+    import from source trees.
+
+    Raises:
+        InputError: a plug-in is too large to be copied.
+        OperationError: a source cannot be read.
+    """
+    packages = registry.foreign_packages(train)
+    return _code_digest(packages, runs) if packages else provenance.code_digest()
+
+
+@cache
+def _code_digest(packages: tuple[str, ...], runs: Path) -> str:
+    sources, installed = _closure(packages)
+    with _readable():
+        found = _digests(_entries(sources), runs) | {name: frozen.installed_digest(name) for name in installed}
+    return hashlib.sha256(json.dumps([provenance.code_digest(), sorted(found.items())]).encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OperationError(
+            f"a source cannot be read: {error.strerror or error}",
+            where=str(error.filename or ""),
+            hint="what jobs import must be readable when it is submitted",
+        ) from error
 
 
 def take_again(runs: Path, before: str, *, local: bool) -> str:
@@ -165,13 +194,19 @@ def is_old(path: Path) -> bool:
 
 def _found() -> tuple[dict[str, list[Path]], set[str]]:
     """Places by importable name (or by a distribution's metadata) in source trees, and names of installed packages."""
+    points = registry.entry_points()
+    sources, installed = _closure([OURS, *(point.module.partition(".")[0] for point in points)])
+    for metadata in filter(None, map(_metadata, points)):
+        if _goes_with(metadata, sources):
+            sources[metadata.name] = [metadata]
+    return sources, installed
+
+
+def _closure(names: Iterable[str]) -> tuple[dict[str, list[Path]], set[str]]:
+    """These packages, and what sources of theirs import from source trees."""
     sources: dict[str, list[Path]] = {}
     installed: set[str] = set()
-    todo = [OURS]
-    for point in registry.entry_points():
-        todo.append(point.module.partition(".")[0])
-        if metadata := _metadata(point):
-            sources[metadata.name] = [metadata]
+    todo = list(names)
     while todo:
         name = todo.pop()
         if name in sources or name in installed:
@@ -183,8 +218,6 @@ def _found() -> tuple[dict[str, list[Path]], set[str]]:
             todo += [] if name == OURS else sorted(_imported(places))
         else:
             installed.add(name)
-    for name in [n for n, places in sources.items() if n.endswith(METADATA_SUFFIX) and not _goes_with(places, sources)]:
-        del sources[name]
     return sources, installed
 
 
@@ -194,9 +227,9 @@ def _metadata(point: EntryPoint) -> Path | None:
     return path if isinstance(path, Path) and path.name.endswith(METADATA_SUFFIX) and path.is_dir() else None
 
 
-def _goes_with(metadata: list[Path], sources: Mapping[str, list[Path]]) -> bool:
+def _goes_with(metadata: Path, sources: Mapping[str, list[Path]]) -> bool:
     """Whether a distribution's metadata names a module that is copied."""
-    text = (metadata[0] / "entry_points.txt").read_text(encoding="utf-8")
+    text = (metadata / "entry_points.txt").read_text(encoding="utf-8")
     return any(re.search(rf"=\s*{re.escape(name)}\b", text) for name in sources)
 
 
@@ -282,11 +315,7 @@ def _content(places: Iterable[Path], runs: Path) -> Iterator[tuple[str, Path, bo
             for entry in below:
                 path = Path(entry.path)
                 name = path.relative_to(place).as_posix()
-                if (
-                    entry.name.startswith(".")
-                    or entry.name in frozen.NOT_CODE
-                    or entry.name.endswith((".pyc", ".egg-info"))
-                ):
+                if entry.name.startswith(".") or entry.name in _CACHES or entry.name.endswith((".pyc", ".egg-info")):
                     continue
                 if entry.is_dir():
                     if os.path.realpath(path) == str(runs):

@@ -19,12 +19,11 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
-from workloads import provenance, registry
-from workloads.contract import TrainConfig
+from workloads import provenance
+from workloads.contract import RunSpec
 from workloads.errors import CodeChangedError
 from workloads.rundir import read_json, snapshots_folder
 
@@ -32,8 +31,6 @@ METADATA_SUFFIX = ".dist-info"
 _CODE_SUFFIXES = (".py", ".so")
 """What of an installed package counts: bytecode, tests' data and licences come and go."""
 _NEVER = frozenset({"__pycache__"})
-NOT_CODE = frozenset({"__pycache__", "node_modules", "venv", "build", "dist"})
-"""Folders of a source tree that are neither copied nor counted; hidden ones are not either."""
 _AGAIN = "orchestrate submit sends it again with what is there now"
 
 
@@ -125,27 +122,10 @@ def installed_digest(name: str) -> str:
     return found.hexdigest()[:16] if locations else ""
 
 
-def code_digest(train: TrainConfig | None = None) -> str:
-    """Digest of the sources that carry out a run: the package ``workloads``, and those of other distributions that its
-    strategy, model and data set come from; of all that are installed, without a run."""
-    return _code_digest(registry.foreign_packages(train))
-
-
-@cache
-def _code_digest(packages: tuple[str, ...]) -> str:
-    own = provenance.code_digest()
-    if not packages:
-        return own
-    found = hashlib.sha256(own.encode())
-    for name in packages:
-        for place in origins(name):
-            sources = [(path.relative_to(place), path) for path in sorted(place.rglob("*.py"))]
-            for relative, path in sources if place.is_dir() else [(Path(), place)]:
-                if not any(part in NOT_CODE or part.startswith(".") for part in relative.parts):
-                    content = path.read_bytes()
-                    found.update(os.fsencode(f"{name}\0{relative.as_posix()}\0{len(content)}\0"))
-                    found.update(content)
-    return found.hexdigest()[:16]
+def code_digest(spec: RunSpec) -> str:
+    """Digest of the sources that carry out a run: what was submitted, once :func:`check` found it here; without a
+    snapshot that of ``workloads``, as nobody knows what else belongs to it."""
+    return spec.code_digest if spec.snapshot and spec.code_digest else provenance.code_digest()
 
 
 def origins(name: str) -> list[Path]:

@@ -262,11 +262,8 @@ def _packages(package: str) -> dict[str, str]:
     return {point.load().name: point.module.partition(".")[0] for point in points}
 
 
-def foreign_packages(train: TrainConfig | None = None) -> tuple[str, ...]:
-    """Top-level packages of other distributions that a run's strategy, model and data set come from; all there are,
-    without a run."""
-    if train is None:
-        return tuple(sorted({found for package in PLUGIN_PACKAGES for found in _packages(package).values()}))
+def foreign_packages(train: TrainConfig) -> tuple[str, ...]:
+    """Top-level packages of other distributions that a run's strategy, model and data set come from."""
     names = zip(PLUGIN_PACKAGES, (train.strategy, train.model, train.dataset), strict=True)
     return tuple(sorted({found for package, name in names if (found := find(_packages(package), name))}))
 

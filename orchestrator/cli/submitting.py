@@ -256,7 +256,7 @@ def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
     from orchestrator import submitter
     from orchestrator.cli import outdated
     from orchestrator.shepherd import with_all_nodes
-    from workloads.frozen import code_digest
+    from orchestrator.snapshot import code_digest
     from workloads.rundir import RunDir, read_json
 
     by_target: dict[str, list[tuple[Any, Mapping[str, Any]]]] = {}
@@ -264,7 +264,7 @@ def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
         place = RunDir.of(workspace.runs, run.run_id)
         try:
             spec = place.read_spec()
-            spec = replace(spec, code_digest=code_digest(spec.train))
+            spec = replace(spec, code_digest=code_digest(spec.train, workspace.runs))
         except (OSError, ValueError) as error:
             raise OperationError(
                 f"the spec of run {run.run_id} cannot be read",

@@ -152,6 +152,7 @@ def test_the_json_holds_every_training_field_of_every_run(tmp_path: Path, sol: c
         ({"dataset_digest": "other"}, Action.STALE, "data set changed since attempt 1"),
         ({"code_digest": "other", "dataset_digest": "x"}, Action.STALE, "code and data set changed since attempt 1"),
         ({"code_digest": None}, Action.DONE, "attempt 1"),
+        ({"target": "sol"}, Action.DONE, "attempt 1 on sol"),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )
@@ -166,6 +167,21 @@ def test_the_store_decides_what_is_to_be_done(
     sent = {run.cell.run_id for run in plan.to_send()}
     assert (plan.runs[0].cell.run_id in sent) == (action in {Action.NEW, Action.FAILED})
     assert len(plan.to_send(stale=True)) == len(sent) + (action is Action.STALE)
+
+
+def test_what_another_machine_did_is_said(tmp_path: Path) -> None:
+    """A run is the same run on any machine that has its kind of hardware."""
+    records = _record(_plan(tmp_path, TWO), 0, target="sol")
+    (check,) = [check for check in _plan(tmp_path, TWO, records=records).checks if "done on" in check.what]
+    assert check.what == "1 run done on sol and not measured again on local"
+    assert "name the kind in hardware" in check.fix and not check.blocking
+
+
+def test_a_data_set_that_is_not_there_to_be_compared_is_no_proof_that_nothing_changed(tmp_path: Path) -> None:
+    (record,) = _record(_plan(tmp_path, TWO), 0).values()
+    assert record.dataset_digest
+    action, why = planner._action(record, "local", code_digest(), Packages("python3", EVERYTHING).digest, "")
+    assert action is Action.DONE and "whether its data set changed since is not known" in why
 
 
 def test_history_gives_an_expectation_and_says_what_it_rests_on(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from orchestrator import snapshot, submitter
 from orchestrator.errors import InputError, OperationError
 from orchestrator.snapshot import Experiment
 from workloads import frozen, provenance, registry
-from workloads.contract import TrainConfig
+from workloads.contract import Execution, Expectation, RunSpec, TrainConfig
 from workloads.errors import CodeChangedError
 from workloads.frozen import Manifest
 
@@ -338,28 +338,69 @@ def test_places_that_people_edit() -> None:
     assert not frozen.in_source_tree(Path(os.path.realpath(os.__file__)))
 
 
-def test_the_digest_of_a_run_s_code_sees_its_plug_ins_and_no_others(
-    plugin: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An edit of a plug-in makes results of runs that use it stale; what is never copied does not count."""
+@pytest.fixture
+def digests(plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], tuple[str, str]]]:
+    """Of a run that uses the plug-in, and of one that does not."""
     (plugin / "__init__.py").write_text("class D:\n    name = 'frosty'\n")
-    (plugin / "build").mkdir()
     users = TrainConfig(model="cnn", dataset="digits", strategy="frosty", hardware="cpu:1", cpus=1)
-    others = dataclasses.replace(users, strategy="eager")
 
-    def digests() -> tuple[str, str, str]:
-        for cached in (frozen._code_digest, registry._packages):
+    def ask() -> tuple[str, str]:
+        for cached in (snapshot._code_digest, registry._packages):
             cached.cache_clear()
-        return frozen.code_digest(users), frozen.code_digest(others), frozen.code_digest()
+        others = dataclasses.replace(users, strategy="eager")
+        return snapshot.code_digest(users, tmp_path / "runs"), snapshot.code_digest(others, tmp_path / "runs")
 
     monkeypatch.delitem(sys.modules, "frosty_ways", raising=False)
+    yield ask
+    registry._packages.cache_clear()
+
+
+def test_the_digest_of_a_run_s_code_sees_its_plug_ins_and_no_others(
+    plugin: Path, digests: Callable[[], tuple[str, str]]
+) -> None:
+    """What makes results stale: an edit of a plug-in, and of what it imports. What is never copied does not count, nor
+    does the copy of a submission."""
     before = digests()
-    assert before[0] == before[2] != before[1] == provenance.code_digest()
+    assert before[0] != before[1] == provenance.code_digest()
+    (plugin / "build").mkdir()
     (plugin / "build" / "left.py").write_text("B = 1\n")
+    (plugin / "gone.py").symlink_to("/nowhere/x.py")
     assert digests() == before
-    (plugin / "deep").mkdir()
-    (plugin / "deep" / "step.py").write_text("B = 1\n")
-    after = digests()
-    assert after[0] == after[2] != before[0] and after[1] == before[1]
-    monkeypatch.undo()
-    digests()
+    (plugin.parent / "frosty_core.py").write_text("C = 1\n")
+    (plugin / "step.py").write_text("import frosty_core\n")
+    importing = digests()
+    assert importing[0] != before[0]
+    (plugin.parent / "frosty_core.py").write_text("C = 2\n")
+    edited = digests()
+    assert edited[0] != importing[0] and edited[1] == before[1]
+
+
+def test_a_source_that_cannot_be_read_is_told_by_those_who_need_it(
+    plugin: Path, digests: Callable[[], tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: object) -> dict[str, str]:
+        raise PermissionError(13, "Permission denied", str(plugin / "__init__.py"))
+
+    monkeypatch.setattr(snapshot, "_digests", unreadable)
+    with pytest.raises(OperationError, match="a source cannot be read: Permission denied"):
+        digests()
+
+
+def test_a_job_tells_the_code_that_was_submitted_and_checked() -> None:
+    """Whatever the copy looks like beside its source: links, data and namespace packages are not what they were."""
+    config = TrainConfig(model="cnn", dataset="digits", strategy="eager", hardware="cpu:1", cpus=1)
+    expect = Expectation(ranks=1, nodes=1, gpus_per_node=0, cpus_per_rank=1)
+    spec = RunSpec(
+        run_id=config.run_id(),
+        label="x",
+        experiment="x",
+        train=config,
+        execution=Execution(),
+        expect=expect,
+        target="local",
+        data_root="",
+        code_digest="c0de",
+        snapshot="5a9",
+    )
+    assert frozen.code_digest(spec) == "c0de"
+    assert frozen.code_digest(dataclasses.replace(spec, snapshot="")) == provenance.code_digest()
