@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import experiment, matrix, resources, studies
 from workloads import registry
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +74,23 @@ def test_the_transcript_replays(tmp_path: Path) -> None:
 def test_every_plug_in_is_in_the_readme(name: str) -> None:
     shown = name.replace("/*", "/NAME")
     assert f"`{shown}`" in README, f"README.md does not name {shown}"
+
+
+def test_every_study_is_in_the_readme() -> None:
+    assert studies.names()
+    for name in studies.names():
+        assert f"`{name}`" in README, f"README.md does not name {name}"
+
+
+def test_the_experiment_file_means_what_is_said() -> None:
+    """Each of its conditions meets a cell, and as many run and are left out as the README says."""
+    found = re.search(
+        r"```toml\n(name = .*?)```\n.*?makes (\d+) runs of it and says why (\d+) cells", README, re.DOTALL
+    )
+    assert found
+    expanded = matrix.expand(experiment.parse(found[1], "README.md"), default_cpus=resources.default_cpus(None))
+    assert expanded.notes == []
+    assert (len(expanded.cells), len(expanded.excluded)) == (int(found[2]), int(found[3]))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
