@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.pipeline import StageTime, explained
+
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 NOT_IDENTITY = {"repeat", "run_id", "label"}
 """What runs that are repeats of each other differ in."""
@@ -59,15 +61,44 @@ def test_rates_of_the_pair_are_those_of_their_runs() -> None:
         assert int(shown.replace(",", "")) == round(rates[run_id]), run_id
 
 
-def test_the_harness_s_ratios_are_those_that_were_measured() -> None:
-    """Ratios and intervals of the table, and of the sentence about the case that was measured again."""
+def test_accuracies_and_pipelines_are_those_of_their_runs() -> None:
+    """Each row names its run: accuracy and total time, or rate, step and peak memory."""
+    rows = {row["run_id"]: row for row in _rows("h200-pair")}
+    lines = re.findall(r"^\|(.*)\| `(\w{16})` \|$", (RESULTS / "h200-pair" / "README.md").read_text(), re.MULTILINE)
+    assert {run_id for _, run_id in lines} == set(rows)
+    for line, run_id in lines:
+        row, cells = rows[run_id], [cell.strip() for cell in line.split("|")]
+        if row["dataset"] == "synthetic":
+            assert cells[4] == f"{row['samples_per_s']:.0f}" and cells[5] == f"{row['step_time_s'] * 1e3:.1f}"
+            assert cells[8] == f"{row['peak_memory_bytes'] / 2**30:.1f}"
+        else:
+            assert cells[3:7] == [str(row[name]) for name in ("batch_size", "epochs", "lr", "seed")], run_id
+            assert cells[7] == f"{row['test_accuracy'] * 100:.2f}" and cells[9] == f"{row['total_time_s']:.1f}", run_id
+
+
+def test_what_a_pipeline_loses_follows_from_its_stages() -> None:
+    """The table's times, computed again from what was measured of each stage."""
+    measured = json.loads((RESULTS / "h200-pair" / "pipeline.json").read_text())
+    text = (RESULTS / "h200-pair" / "README.md").read_text()
+    for name, found in measured.items():
+        model, batch = name.split()
+        stages = [StageTime(**stage) for stage in found["cuts"][0]["stages"]]
+        steps = explained(found["whole_s"], stages, 8)
+        times = [f"{found['whole_s'] * 1e3:.1f}", f"{steps['bound'] * 1e3:.1f}"]
+        times += [f"{steps[k] * 1e3:.1f} ({steps['bound'] / steps[k]:.1%})" for k in ("equal", "uneven", "update")]
+        assert f"| {model} | {int(batch):,} | {' | '.join(times)} |".replace("%", " %") in text
+
+
+@pytest.mark.parametrize(("folder", "ratios"), [("h100-pair", 13), ("h200-pair", 14)])
+def test_the_harness_s_ratios_are_those_that_were_measured(folder: str, ratios: int) -> None:
+    """Ratios and intervals of the tables, and of the sentence about the case that was measured again."""
     measured = {
         tuple(f"{value:.4f}" for value in (row["ratio"], *row["ratio_95"]))
-        for rows in json.loads((RESULTS / "h100-pair" / "harness.json").read_text()).values()
+        for rows in json.loads((RESULTS / folder / "harness.json").read_text()).values()
         for row in rows
     }
-    text = (RESULTS / "h100-pair" / "README.md").read_text()
+    text = (RESULTS / folder / "README.md").read_text()
     shown = re.findall(r"\| (\d\.\d{4}) \| (\d\.\d{4}) to (\d\.\d{4}) \|", text)
     shown += re.findall(r"ratio (\d\.\d{4}) \((\d\.\d{4}) to (\d\.\d{4})\)", text)
-    assert len(shown) == 13
+    assert len(shown) == ratios
     assert set(shown) <= measured
