@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import shutil
 import socket
 import stat
@@ -54,9 +55,10 @@ def examine(workspace: Workspace, *, local: bool, cluster: Path | None, probe_s:
         yield _machine()
     packages = Packages.of(profile.python if profile else None)
     yield from _strategies(packages)
-    problem = interpreter.uncompiled(packages.python)
-    if problem is not None:
-        yield note("start-up", *problem)
+    if packages.versions is not None:
+        problem = interpreter.uncompiled(packages.python, _variables(profile))
+        if problem is not None:
+            yield note("start-up", *problem)
     spec, found = _experiment(workspace)
     yield from found
     plan = None
@@ -161,6 +163,13 @@ def _machine() -> Finding:
         f" ({gpus})" if gpus else ""
     )
     return Finding("machine", Verdict.OK, what)
+
+
+def _variables(profile: ClusterProfile | None) -> dict[str, str]:
+    """What a job finds set: on this machine all that is set here, on a cluster what its file says."""
+    if profile is None:
+        return dict(os.environ)
+    return {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | dict(profile.env)
 
 
 def _strategies(packages: Packages) -> Iterator[Finding]:

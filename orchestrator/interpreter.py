@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,8 @@ _ASK = (
 _ASK_BYTECODE = """
 import importlib.util, json, os, sys, tempfile
 spec = importlib.util.find_spec("torch")
-cached = (spec and spec.cached) or ""
+origin = (spec and spec.origin) or ""
+cached = spec.cached if origin.endswith(".py") and os.path.isfile(origin) else ""
 folder = os.path.dirname(cached)
 while folder and not os.path.exists(folder):
     folder = os.path.dirname(folder)
@@ -33,7 +35,8 @@ try:
     writable = True
 except OSError:
     writable = False
-facts = {"folder": spec and os.path.dirname(spec.origin or ""), "kept": os.path.exists(cached)}
+package = origin.endswith("__init__.py")
+facts = {"sources": (os.path.dirname(origin) if package else origin) if cached else "", "kept": os.path.exists(cached)}
 print(json.dumps(facts | {"forbidden": sys.dont_write_bytecode, "writable": writable}))
 """
 _TIMEOUT_S = 30
@@ -103,29 +106,33 @@ class Packages:
         return [Check(False, f"packages of {self.python}: unknown, it could not be asked here ({self.problem})")]
 
 
-def uncompiled(python: str) -> tuple[str, str] | None:
+def uncompiled(python: str, env: Mapping[str, str]) -> tuple[str, str] | None:
     """What is wrong, and what to do, when every rank must compile all of torch's modules before it imports them.
 
     Compiled modules are kept beside the sources by whoever imports them first, unless that place is read-only or a
-    variable forbids it. None also when there is no torch, or nobody to ask.
+    variable forbids it. None also when there is no torch in files, or nobody to ask.
+
+    Args:
+        env: variables that a job has.
     """
-    own = python == sys.executable
     try:
         answer = subprocess.run(
-            # Jobs of this machine inherit its variables, those of a cluster do not.
-            [python, *([] if own else ["-E"]), "-P", "-c", _ASK_BYTECODE],
+            [python, "-P", "-c", _ASK_BYTECODE],
+            env=dict(env),
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
             check=True,
         )
         facts = json.loads(answer.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):
+        sources, kept, writable, forbidden = (facts[key] for key in ("sources", "kept", "writable", "forbidden"))
+    except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
         return None
-    if not facts["folder"] or facts["kept"] or (facts["writable"] and not facts["forbidden"]):
+    if not sources or kept or (writable and not forbidden):
         return None
-    what = f"{facts['folder']} has no compiled modules: every rank compiles them when it starts, for seconds"
-    if facts["writable"]:
-        return what, f"{python} -m compileall -q {Path(facts['folder']).parent}"
-    forbidden = "unset PYTHONDONTWRITEBYTECODE; " if facts["forbidden"] else ""
-    return what, f"{forbidden}export PYTHONPYCACHEPREFIX=FOLDER, one that you can write and jobs see"
+    what = f"{sources} has no compiled modules: every rank compiles them when it starts, for seconds"
+    if writable:
+        tree = Path(sources) if sources.endswith(".py") else Path(sources).parent
+        return what, shlex.join([python, "-m", "compileall", "-q", str(tree)])
+    first = "unset PYTHONDONTWRITEBYTECODE; " if forbidden else ""
+    return what, f"{first}export PYTHONPYCACHEPREFIX=FOLDER, one that you can write and jobs see"
