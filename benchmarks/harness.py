@@ -37,6 +37,8 @@ from benchmarks.bootstrap import interval
 
 WARMUP_PAIRS = 40
 BLOCK_PAIRS = 20
+LEAST_BLOCKS = 10
+"""Fewer ratios make no interval worth its name."""
 IMAGES = {32: 200_000, 224: 6_400}
 """Random pixels: both sides read the same ones, and no step depends on what they show."""
 
@@ -418,10 +420,19 @@ def main() -> None:
         given = json.loads(arguments.rank)
         rank_main(Case(**given["case"]), given["pairs"], Path(given["folder"]))
         return
+    least = LEAST_BLOCKS * BLOCK_PAIRS
+    if arguments.pairs < least:
+        parser.error(f"--pairs {arguments.pairs}: an interval needs {least} at least, {LEAST_BLOCKS} blocks")
+    if arguments.devices < 1:
+        parser.error("--devices: one at least")
     num_gpus = _num_gpus()
     devices = min(arguments.devices, num_gpus) if num_gpus else arguments.devices
+    chosen = cases(devices, arguments.only, tiny=not num_gpus)
+    if not chosen:
+        every = "\n  ".join(case.name for case in cases(devices, "", tiny=not num_gpus))
+        parser.error(f"no case holds {arguments.only!r}; there are\n  {every}")
     rows = []
-    for case in cases(devices, arguments.only, tiny=not num_gpus):
+    for case in chosen:
         row = measure(case, _gpus(num_gpus)[: case.devices], arguments.pairs)
         rows.append(row)
         if "error" in row:

@@ -232,10 +232,14 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--chunks", type=int, default=8)
     parser.add_argument("--devices", type=int, default=2)
-    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--precision", default="bf16", choices=["fp64", "fp32", "tf32", "bf16"])
     parser.add_argument("--step-ms", type=float, help="a step of a run of the same settings on so many devices")
     parser.add_argument("--json", type=Path, help="where to write all that was measured")
     arguments = parser.parse_args()
+    if not 2 <= arguments.devices <= arguments.chunks <= arguments.batch_size:
+        parser.error("schedule 1f1b needs two devices at least, a micro-batch for each, and a sample for each of those")
+    if arguments.json and not arguments.json.parent.is_dir():
+        parser.error(f"--json {arguments.json}: there is no such folder")
     bench = _Bench(arguments)
     whole_s = bench.whole_s()
     gc.collect()
