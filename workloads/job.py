@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from workloads.contract import RunResult, RunSpec
 from workloads.rundir import AttemptDir, EventLog, RunDir
@@ -18,8 +18,17 @@ from workloads.world import World
 
 def say(text: str) -> None:
     """Tell people through standard error, whose file may lie on the very disk that is full."""
+    _print(text, sys.stderr)
+
+
+def report(text: str) -> None:
+    """A line on how it goes, on standard output; what counts goes to events and results."""
+    _print(text, sys.stdout)
+
+
+def _print(text: str, stream: TextIO) -> None:
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(text, file=stream, flush=True)
 
 
 class Interrupted(BaseException):

@@ -16,7 +16,7 @@ from workloads import checkpoint, measure, provenance, telemetry, world
 from workloads.contract import TrainConfig
 from workloads.engines import settings
 from workloads.engines.figures import Evaluation
-from workloads.job import Job, say
+from workloads.job import Job, report, say
 
 STARVATION_STEPS = 20
 """At most so many steps on a resident batch, compared with at least so many steady ones ..."""
@@ -296,6 +296,12 @@ class Training:
         result.epoch_time_s = statistics.median(self._epoch_times_s[1:] or self._epoch_times_s)
         result.total_time_s = self._earlier_s + provenance.process_age_s()
         self._job.events.write("epoch", **facts)
+        if self._job.world.rank == 0:
+            tested = f", test accuracy {facts['test_accuracy']:.2%}" if "test_accuracy" in facts else ""
+            report(
+                f"epoch {self._epoch}/{self._epochs}: loss {facts['train_loss']:.4g}, "
+                f"{facts['samples_per_s']:,.0f} samples/s{tested}"
+            )
 
     def _summarise(self) -> None:
         """What only all steps together say; the slowest rank counts."""
