@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from workloads.contract import State
+from workloads.contract import State, TrainConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,16 @@ def grouped(rows: Iterable[Mapping[str, Any]], by: Sequence[str], metrics: Seque
             summary[f"{name}_max"] = found.high if found else None
         summaries.append(summary)
     return summaries
+
+
+def mixed(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> list[str]:
+    """Settings in which runs behind the numbers of one group differ; seed and repetition are meant to."""
+    names = [f.name for f in fields(TrainConfig) if f.name not in {"seed", "repeat", *by}]
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["measured_attempt"] is not None and not row["diverged"]:
+            groups.setdefault(tuple(row[name] for name in by), []).append(row)
+    return [name for name in names if any(len({row.get(name) for row in group}) > 1 for group in groups.values())]
 
 
 def is_failed(row: Mapping[str, Any]) -> bool:

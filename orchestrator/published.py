@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from orchestrator import matrix, resources
 from orchestrator.experiment import ExperimentSpec
 from orchestrator.grammar import FIGURES
 
@@ -31,3 +33,30 @@ def beside(rows: Sequence[Mapping[str, Any]], spec: ExperimentSpec) -> Iterator[
             yield {**row, **theirs, f"{PREFIX}on": published.on}
         if not found:
             yield {**row, **{PREFIX + name: None for name in names}, f"{PREFIX}on": None}
+
+
+_NOT_WORK = frozenset({"hardware", "cpus", "seed", "repeat"})
+"""Where and how often something was measured: the figures of others say where theirs were."""
+
+
+def differences(rows: Sequence[Mapping[str, Any]], spec: ExperimentSpec) -> list[str]:
+    """Settings in which runs that have figures of others beside them differ from every cell of the file.
+
+    Args:
+        rows: measured runs, with the figures of others or without.
+        spec: the file as it is, without ``--set``.
+    """
+    cells = [cell.train.to_json() for cell in matrix.expand(spec, default_cpus=resources.default_cpus(None)).cells]
+    found: set[str] = set()
+    for row in rows:
+        if row.get(f"{PREFIX}on") is None:
+            continue
+        options = row["strategy_options"]
+        measured = {**row, "strategy_options": json.loads(options) if isinstance(options, str) else options}
+        apart = [
+            {name for name in cell.keys() - _NOT_WORK if json.dumps(cell[name]) != json.dumps(measured.get(name))}
+            for cell in cells
+            if cell["model"] == row["model"] and cell["strategy"] == row["strategy"]
+        ]
+        found |= min(apart, key=len, default={"model", "strategy"})
+    return sorted(found)

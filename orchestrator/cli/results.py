@@ -108,7 +108,7 @@ def results(
     """
     from db import queries, statistics
     from orchestrator import experiment as experiments
-    from orchestrator.published import beside
+    from orchestrator.published import beside, differences
 
     workspace = Workspace.at(runs=runs, database=database)
     style = output.chosen(format, json)
@@ -134,6 +134,14 @@ def results(
     output.rows(shown, columns, style)
     if where and not rows:
         output.talk(f"note: no run has {' and '.join(where)}; = is the whole value (hardware=cpu:2), ~ a part of it")
+    if by and (unlike := statistics.mixed(rows, by)):
+        output.talk(
+            f"note: some rows are over runs that differ in {', '.join(unlike)}: group by them too, or use --where"
+        )
+    if others is not None and (apart := differences(shown, experiments.load(experiment, []))):
+        output.talk(
+            f"note: not the work of the published figures: these runs differ from the file in {', '.join(apart)}"
+        )
     _say_unfinished(rows)
 
 

@@ -89,6 +89,17 @@ def test_published_figures_stand_right_of_measured_ones(measured: None, capsys: 
     assert [(row["strategy"], row["published_on"]) for row in rows] == [("eager", "paper"), ("local_sgd", None)]
 
 
+def test_runs_that_are_not_the_published_work_are_said_to_be_others(
+    measured: None, campaign: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trial on another kind of hardware, of fewer epochs, stands beside figures that are not of its kind."""
+    assert run(["results", "--published", "--set", "hardware=cpu"]) == 0
+    assert "not the work" not in capsys.readouterr().err
+    campaign.done(seed=1, hardware="cpu:1", epochs=1, train_fraction=0.5)
+    assert run(["results", "--published", "--set", "hardware=cpu", "--set", "epochs=1"]) == 0
+    assert "these runs differ from the file in epochs, train_fraction" in capsys.readouterr().err
+
+
 def test_published_goes_with_single_runs(measured: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["results", "--published", "--group-by", "strategy"]) == 2
     assert "--published is for single runs" in capsys.readouterr().err

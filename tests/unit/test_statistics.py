@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from db.statistics import Spread, grouped, spread
+from db.statistics import Spread, grouped, mixed, spread
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,16 @@ def test_a_group_in_which_nothing_succeeded_has_a_row_without_numbers() -> None:
         [_row("cnn", None, state="failed", measured_attempt=None, diverged=None)], ["model"], ["test_accuracy"]
     )
     assert (row["n"], row["failed"], row["test_accuracy"]) == (0, 1, None)
+
+
+def test_groups_of_unlike_runs_are_found_out() -> None:
+    """Seeds and repetitions are what a group is for; what failed has no part in its numbers."""
+    rows = [
+        _row("cnn", 0.9, seed=0, repeat=0, epochs=2, compile="off"),
+        _row("cnn", 0.8, seed=1, repeat=1, epochs=12, compile="off"),
+        _row("cnn", None, seed=1, repeat=0, epochs=2, compile="graphs", measured_attempt=None, state="failed"),
+        _row("vit", 0.8, seed=0, repeat=0, epochs=2, compile="graphs"),
+    ]
+    assert mixed(rows, ["model"]) == ["epochs"]
+    assert mixed(rows, ["model", "epochs"]) == []
+    assert mixed(rows, ["seed"]) == ["model", "compile"]
