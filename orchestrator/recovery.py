@@ -148,7 +148,7 @@ def decide(history: Sequence[Past], policy: Recovery, limits: Limits, *, retries
     if remedy := _remedy(failure, last, limits):
         return Decision(action=Action.STOP, failure=failure, number=done, bound=bound, why=remedy)
     if done >= bound:
-        way = NOT_STARTED.get(last.reason) or _LAST_RESORT[failure]
+        way = _BY_REASON.get(last.reason) or _LAST_RESORT[failure]
         why = f"after {done} of {bound} for {failure}; {way}" if done else way
         return Decision(action=Action.STOP, failure=failure, number=done, bound=bound, why=why)
     return _send_again(failure, last, policy, limits, number=done + 1, bound=bound)
@@ -183,6 +183,10 @@ NOT_STARTED = {
     "launcher": f"mend slurm_bin or launcher in the cluster file, {_ANEW}",
 }
 """By reason: the job script did not come to the program, and what mends that."""
+_BY_REASON = NOT_STARTED | {
+    "input": f"mend what its message names in the experiment file, {_ANEW}",
+    "dataset": "orchestrate data check and data prepare mend the data set; orchestrate retry then sends it again",
+}
 
 
 def no_node_left(failure: FailureClass, excluded: Sequence[str], refusal: str) -> str:

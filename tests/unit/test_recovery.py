@@ -91,6 +91,8 @@ def test_each_class(failure: str, limits: dict[str, Any], action: str, changes: 
                 ("prologue", "prologue in the cluster file, then orchestrate submit"),
                 ("interpreter", "python in the cluster file, then orchestrate submit"),
                 ("launcher", "slurm_bin or launcher in the cluster file, then orchestrate submit"),
+                ("input", "what its message names in the experiment file, then orchestrate submit"),
+                ("dataset", "the data set; orchestrate retry then sends it again"),
             ]
         ),
         (
