@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -249,3 +250,21 @@ def test_the_data_folder_of_the_cluster_file_counts(tmp_path: Path) -> None:
     assert Workspace.at().at_site(profile).data_root == Path(profile.data) != Path()
     assert Workspace.at(data_root=tmp_path).at_site(profile).data_root == tmp_path
     assert Workspace.at().at_site(None).data_root is None
+
+
+def test_data_that_only_nodes_see_are_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """plan says the same of them; what a node sees, a probe tells."""
+    from orchestrator.cli import run
+
+    (tmp_path / "cluster.toml").write_text(FILE.format(top=f'data = "{tmp_path}/far"', queue=""))
+    (tmp_path / "experiment.toml").write_text(
+        '[defaults]\ndataset = "imagefolder/x"\nmodel = "cnn"\nstrategy = "eager"\n[matrix]\nhardware = ["a100:1"]\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    run(["doctor", "--cluster", "cluster.toml", "--json"])
+    found = [finding for finding in json.loads(capsys.readouterr().out) if finding["subject"] == "data"]
+    assert [(f["verdict"], f["what"]) for f in found] == [
+        ("note", f"imagefolder/x: {tmp_path}/far is not visible here, so it was not checked")
+    ]
