@@ -12,7 +12,7 @@ _MEMORY = re.compile(r"(?P<number>\d+) ?(?P<unit>[KMGT])(?P<suffix>|i?B)", re.AS
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
 _UNIT_BYTES = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
-_TIME_HINT = 'write a text such as "0-04:00:00" (days-hours:minutes:seconds), "4:00:00", "90m" or "2h"'
+_TIME_HINT = 'write a text such as "0-04:00:00" (days-hours:minutes:seconds), "4:00:00", "90m", "2h" or "7d"'
 _MEMORY_HINT = 'write a text such as "24G" or "1536M" (units of 1024, as Slurm counts them)'
 
 
@@ -39,7 +39,7 @@ def parse_time_limit(value: object) -> int:
     if isinstance(value, datetime.time):
         raise QuantityError("this is a time of day, not a text", f'quote it: "{value.isoformat()}"')
     if isinstance(value, int | float) and not isinstance(value, bool):
-        raise QuantityError(f"{value} has no unit", f'say which: "{value}h", "{value}m" or "{value}s"')
+        raise _without_unit(str(value))
     if not isinstance(value, str):
         raise QuantityError(f"{value!r} is not a time limit", _TIME_HINT)
     seconds = _time_s(value.strip())
@@ -58,7 +58,7 @@ def _time_s(text: str) -> int:
     first, second, third = int(match["first"]), int(match["second"] or 0), int(match["third"] or 0)
     if match["days"] is None:
         if match["second"] is None:
-            raise QuantityError(f'"{text}" has no unit', f'say which: "{text}h", "{text}m" or "{text}s"')
+            raise _without_unit(text, f'"{text}"')
         if match["third"] is None:
             # Slurm reads two fields as minutes:seconds, most people mean hours:minutes.
             raise QuantityError(
@@ -68,6 +68,11 @@ def _time_s(text: str) -> int:
     if second > 59 or third > 59 or (match["days"] is not None and first > 23):
         raise QuantityError(f'"{text}" has a field past its end (23 h after days, 59 min, 59 s)', _TIME_HINT)
     return int(match["days"] or 0) * _DAY_S + first * _HOUR_S + second * _MINUTE_S + third
+
+
+def _without_unit(number: str, quoted: str = "") -> QuantityError:
+    units = [f'"{number}{unit}"' for unit in _WORDED_TIME.groupindex]
+    return QuantityError(f"{quoted or number} has no unit", f"say which: {', '.join(units[:-1])} or {units[-1]}")
 
 
 def format_time_limit(seconds: int) -> str:

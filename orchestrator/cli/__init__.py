@@ -7,6 +7,7 @@ Each module named below binds ``app``, a Typer with its verbs. The one-line help
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import importlib
 import os
@@ -51,6 +52,8 @@ class _LazyGroup(TyperGroup):
         return list(VERBS)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in VERBS and (near := difflib.get_close_matches(args[0], VERBS, n=1)):
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{near[0]}'?")
         self._using = True
         try:
             return super().resolve_command(ctx, args)

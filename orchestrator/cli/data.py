@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from workloads.registry import DatasetDeclaration, Weights
 
 app = typer.Typer()
-_data = typer.Typer(no_args_is_help=True)
-app.add_typer(_data, name="data", help="Look after data sets.")
+_data = typer.Typer(help="Look after data sets.\n\nExample: orchestrate data list", no_args_is_help=True)
+app.add_typer(_data, name="data")
 
 Names = Annotated[
     list[str],

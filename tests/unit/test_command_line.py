@@ -52,7 +52,7 @@ def test_the_listed_summary_is_the_verb_s_own(verb: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", [n for n, c in COMMANDS.items() if not hasattr(c, "commands")])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_ends_with_an_example_of_this_command(name: str) -> None:
     """The last line is ``Example: orchestrate NAME ...``, and its options exist."""
     command = COMMANDS[name]
@@ -130,8 +130,18 @@ def test_an_unknown_study_gets_the_nearest_name(tmp_path: Path) -> None:
     assert "demo" in done.stderr
 
 
-def test_an_unknown_verb_is_bad_input(tmp_path: Path) -> None:
-    assert _run(tmp_path, "plam").returncode == 2
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("plam", "plan"), ("stat", "status"), ("data chek", "check"), ("db inof", "info")]
+)
+def test_an_unknown_verb_is_bad_input_and_gets_the_nearest_name(tmp_path: Path, typed: str, meant: str) -> None:
+    done = _run(tmp_path, *typed.split())
+    assert done.returncode == 2
+    assert f"No such command '{typed.split()[-1]}'. Did you mean '{meant}'?" in done.stderr
+
+
+def test_an_unknown_verb_that_is_near_to_none_is_bad_input(tmp_path: Path) -> None:
+    done = _run(tmp_path, "xyzzy")
+    assert done.returncode == 2 and "No such command 'xyzzy'.\n" in done.stderr
 
 
 def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
