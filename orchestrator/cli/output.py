@@ -143,20 +143,32 @@ def _number(name: str, value: float) -> str:
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
+_LINE_END = re.compile(r"([,.:;]?)[ \t]*(?:\r?\n[ \t]*)+")
+
+
 def visible(text: str, keep: str = "") -> str:
-    """Control characters as escapes: a newline breaks no table, an ESC commands no terminal."""
+    """Text in one line, unless newlines are kept, with other control characters as escapes: an ESC commands no
+    terminal."""
+    if "\n" not in keep:
+        text = _LINE_END.sub(lambda m: f"{m[1] or ';'} ", text.strip("\r\n"))
     return _CONTROL.sub(lambda m: m[0] if m[0] in keep else m[0].encode("unicode_escape").decode(), text)
 
 
-_LEAST_WIDTH = 8
-"""Characters a column that is folded."""
 _NEVER_FOLDED = frozenset({"run_id", "label"})
 """What people copy."""
 _INDENT = " " * 4
+_MOST_LINES = 6
+"""Of a sentence below a row."""
+_LEAST_WIDTH = 20
+"""Of the lines below a row, however narrow the terminal."""
 
 
 def _table(found: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str) -> None:
-    """Print a table: whole into a pipe; in a terminal as wide as that is, whatever does not fit below its row."""
+    """Print a table: whole into a pipe; in a terminal as wide as that is, whatever does not fit below its row.
+
+    No number or word is broken: where the table does not fit, its cells are folded between words; where that is not
+    enough, the last columns go below.
+    """
     from rich.console import Console
 
     screen = Console(highlight=False)
@@ -165,30 +177,57 @@ def _table(found: Sequence[Mapping[str, Any]], columns: Sequence[Column], title:
     if not sys.stdout.isatty():
         wide.print(_grid(found, columns, title))
         return
+
+    def excess(kept: Sequence[Column]) -> int:
+        return wide.measure(_grid(found, kept, title)).maximum - screen.width
+
+    kept: Sequence[Column]
     for gone in ((), (1,), (1, 2)):
         kept = [c for c in columns if c.below not in gone]
-        grid = _grid(found, kept, title, fold=False)
-        if wide.measure(grid).maximum <= screen.width or (2 in gone and len(kept) < len(columns)):
-            _print_with_notes(wide, grid, found, [c for c in columns if c.below in gone], screen.width)
+        if excess(kept) <= 0 or (2 in gone and len(kept) < len(columns)):
+            break
+    else:
+        if widths := _folded(found, columns, excess(columns)):
+            wide.print(_grid(found, columns, title, widths))
             return
-    never = [max(len(visible(c.cell(row))) for row in found) for c in columns if c.name in _NEVER_FOLDED and found]
-    fits = sum(never) + _LEAST_WIDTH * (len(columns) - len(never)) + 3 * len(never) <= screen.width
-    # Otherwise it is left for the terminal to wrap.
-    (screen if fits else wide).print(_grid(found, columns, title))
+        kept = next((kept for n in range(len(columns) - 1, 0, -1) if excess(kept := columns[:n]) <= 0), columns[:1])
+    aside = [c for c in columns if c not in kept]
+    _print_with_notes(wide, _grid(found, kept, title), found, aside, screen.width)
 
 
-def _grid(found: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str, *, fold: bool = True) -> Table:
+def _folded(found: Sequence[Mapping[str, Any]], columns: Sequence[Column], excess: int) -> list[int]:
+    """Widths of columns that are so much narrower in all, the widest ones first; none where a word would break."""
+    from rich.cells import cell_len
+
+    widths, least = [], []
+    for c in columns:
+        texts = [visible(text) for text in (_heading(found, c), *(c.cell(row) for row in found))]
+        widths.append(max(map(cell_len, texts)))
+        words = [word for text in texts for word in text.split()]
+        least.append(widths[-1] if c.name in _NEVER_FOLDED else max(map(cell_len, words), default=0))
+    if sum(widths) - sum(least) < excess:
+        return []
+    for _ in range(excess):
+        _, i = max((width, i) for i, width in enumerate(widths) if width > least[i])
+        widths[i] -= 1
+    return widths
+
+
+def _grid(
+    found: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str, widths: Sequence[int] = ()
+) -> Table:
+    """A table; of one line a row, unless widths are given."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
-    for c in columns:
+    for i, c in enumerate(columns):
         table.add_column(
             Text(visible(_heading(found, c))),
             justify="right" if _is_numeric(found, c) else "left",
-            overflow="fold",
-            no_wrap=not fold or c.name in _NEVER_FOLDED,
+            width=widths[i] if widths else None,
+            no_wrap=not widths,
         )
     for row in found:
         table.add_row(*(Text(visible(c.cell(row))) for c in columns))
@@ -207,14 +246,18 @@ def _print_with_notes(
     for line_, row in zip(lines[head:], found, strict=True):
         print(line_)
         texts = {c: visible(c.cell(row)) for c in aside}
-        notes = [text for c, text in texts.items() if c.below == 1]
-        notes += [", ".join(f"{_heading(found, c)}: {text}" for c, text in texts.items() if c.below == 2 and text)]
-        for note in filter(None, notes):
-            print(
-                textwrap.fill(
-                    note, width, initial_indent=_INDENT, subsequent_indent=_INDENT, max_lines=6, placeholder=" …"
-                )
+        notes = [(text, _MOST_LINES) for c, text in texts.items() if c.below == 1]
+        values = ", ".join(f"{_heading(found, c)}: {text}" for c, text in texts.items() if c.below != 1 and text)
+        for note, max_lines in (*notes, (values, None)):
+            lines_ = textwrap.wrap(
+                note,
+                max(width, _LEAST_WIDTH) - len(_INDENT),
+                max_lines=max_lines,
+                placeholder=" …",
+                break_long_words=False,
+                break_on_hyphens=False,
             )
+            print(*(_INDENT + text for text in lines_), sep="\n", end="\n" * bool(lines_))
     print(last)
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from db.statistics import Spread
-from orchestrator.cli.output import Column, Format, chosen, facts, heading, pretty, rows, talk
+from orchestrator.cli.output import Column, Format, chosen, facts, heading, line, pretty, rows, talk
 
 HOSTILE = [
     "two words",
@@ -67,7 +67,7 @@ def test_a_table_shows_text_as_it_is_and_is_never_cut(capsys: pytest.CaptureFixt
     out = _printed(capsys, Format.TABLE, ["[red]not markup[/red]", "x" * 300])
     assert "[red]not markup[/red]" in out
     assert "x" * 300 in out
-    assert r"line\nbreak\ttab\rreturn" in _printed(capsys, Format.TABLE, ["line\nbreak\ttab\rreturn"])
+    assert r"line; break\ttab\rreturn" in _printed(capsys, Format.TABLE, ["line\nbreak\ttab\rreturn"])
 
 
 @pytest.mark.parametrize("columns", ["0", "5", "80"])
@@ -80,7 +80,43 @@ def test_a_narrow_terminal_loses_no_cell(
     names = [f"column{n}" for n in range(30)]
     rows([{name: f"value-of-{name}" for name in names}], names, Format.TABLE)
     shown = capsys.readouterr().out
-    assert [name for name in names if f"value-of-{name} " not in shown] == []
+    assert [name for name in names if not re.search(rf"value-of-{name}\b", shown)] == []
+
+
+@pytest.mark.parametrize("width", [10, 40, 60, 80, 100])
+def test_no_number_and_no_word_is_broken_in_a_narrow_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where cells folded between their words do not fit either, the last columns stand below their row."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    spread = Column("test_accuracy", text=lambda row: f"{row['test_accuracy']} (97.50–97.78)")
+    row = {"model": "vit_tiny", "strategy": "pipeline-parallel", "state": "succeeded", "test_accuracy": 98.33}
+    row |= {"epoch_time_s": 1234.5, "total_time_s": 12345.6, "samples_per_s": 1000.0}
+    rows([row, {**row, "model": "cnn"}], [spread if name == "test_accuracy" else name for name in row])
+    lines = _lines(capsys)
+    words = " ".join(lines).replace(",", "").split()
+    for whole in ("vit_tiny", "pipeline-parallel", "succeeded", "98.33", "(97.50–97.78)", "1234.5", "12345.6", "1000"):
+        assert words.count(whole) == (1 if whole == "vit_tiny" else 2)
+    assert width < 40 or max(map(len, lines)) <= width
+    first = next(line for line in lines if "vit_tiny" in line)
+    assert "succeeded" in first or width < 60
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("rank 0 failed\n  no room\n\nask", "rank 0 failed; no room; ask"),
+        ("tried:\r\nA\n", "tried: A"),
+        ("It ended.\nThen it began.", "It ended. Then it began."),
+    ],
+)
+def test_lines_of_a_message_are_joined(text: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a table, in a line of its own, in a full-screen view; what is said on standard error keeps its lines."""
+    line(text)
+    assert capsys.readouterr().out == f"{shown}\n"
+    rows([{"why": text}], ["why"], Format.MARKDOWN)
+    assert capsys.readouterr().out.splitlines()[-1] == f"| {shown} |"
 
 
 _WHY = "GPU 0 has 42.9 GB, 80 GB planned; not sent again: " + "mend expect_mem_gb in the cluster file, " * 4 + "or ask."
