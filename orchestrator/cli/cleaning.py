@@ -103,12 +103,13 @@ def _seconds(text: str) -> float:
 
 def _find(workspace: Workspace, rules: Rules) -> Found:
     from orchestrator import cleaning
+    from orchestrator.cli.refreshing import bring_up_to_date, insist_on_runs_folder
 
+    insist_on_runs_folder(workspace)
     if workspace.is_empty:
         return cleaning.Found()
     from db.engine import open_store
     from db.queries import run_states
-    from orchestrator.cli.refreshing import bring_up_to_date
 
     with open_store(workspace.database) as store:
         bring_up_to_date(store, workspace.runs)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.cli import output
-from orchestrator.errors import OrchestrateError
+from orchestrator.errors import InputError, OrchestrateError
 from orchestrator.quantities import counted
 
 if TYPE_CHECKING:
@@ -26,7 +26,11 @@ def refreshed(
         workspace: the files of this invocation.
         say: told what else there is to know.
         recover: whether what ended without a result is sent again where its class and its bound allow it.
+
+    Raises:
+        InputError: the runs folder is not there, and the database knows runs.
     """
+    insist_on_runs_folder(workspace)
     if workspace.is_empty:
         return []
     from db.engine import open_store
@@ -46,6 +50,34 @@ def refreshed(
         if recover and due and _recover(workspace, due, say):
             known = outlooks(store, workspace.runs)
         return tracker.statuses(store, workspace.runs, known)
+
+
+def insist_on_runs_folder(workspace: Workspace) -> None:
+    """See to it that runs are not taken for lost because another folder was looked into, or a disk is not mounted.
+
+    Raises:
+        InputError: the runs folder is not there or has nothing in it, and the database knows runs.
+    """
+    folder = workspace.runs
+    there = folder.is_dir()
+    if not workspace.has_database or (there and any(folder.iterdir())):
+        return
+    from db.engine import open_store
+    from db.errors import StoreError
+    from db.queries import run_states
+
+    try:
+        with open_store(workspace.database, read_only=True) as store:
+            known = sum(record.attempt > 0 for record in run_states(store).values())
+    except StoreError:
+        return  # empty, or it cannot be used: whoever uses it next says so
+    if known:
+        raise InputError(
+            "the runs folder is empty" if there else "there is no runs folder",
+            where=str(folder),
+            why=f"{workspace.database} knows {counted(known, 'run')}, and nothing of them is there",
+            hint="name their folder with --runs or ORCHESTRATE_RUNS; a new folder wants a new database too, with --db",
+        )
 
 
 def _recover(workspace: Workspace, due: Sequence[Outlook], say: Callable[[str], None]) -> bool:

@@ -42,8 +42,8 @@ def collect(
 ) -> None:
     """Read new results from the runs folder into the database.
 
-    Only what changed since the last time is read; status and results do it too. Files that are damaged or may not be
-    read are named, left out and tried again each time.
+    Only what changed since the last time is read; status and results do it too, results where there is a database.
+    Files that are damaged or may not be read are named, left out and tried again each time.
 
     Example: orchestrate collect
     """
@@ -267,6 +267,14 @@ def _collected(workspace: Workspace) -> Iterator[Store]:
             why=f"neither {workspace.runs.name} nor {Path(workspace.database).name} exists",
             hint="orchestrate submit, or name the places with --runs and --db",
         )
+    if not workspace.has_database:
+        raise InputError(
+            "there is no database",
+            where=workspace.database,
+            hint="orchestrate collect makes it from the runs folder, --db names another",
+        )
+    if not workspace.runs.is_dir():
+        output.talk(f"note: {workspace.runs}: there is no runs folder, so newer results are not in it")
     try:
         with open_store(workspace.database) as store:
             _say_problems(take_in(store, workspace.runs))

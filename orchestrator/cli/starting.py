@@ -10,6 +10,7 @@ import typer
 
 from orchestrator.cli import output
 from orchestrator.cli.completion import profile_names, study_names
+from orchestrator.cli.refreshing import insist_on_runs_folder
 from orchestrator.cli.workspace import (
     DEFAULT_DATABASE,
     DEFAULT_EXPERIMENT,
@@ -138,6 +139,7 @@ def doctor(
 
     workspace = Workspace.at(runs=runs, database=database, data_root=data, experiment=experiment)
     probe_s = 60.0 * probe_minutes if probe else 0.0
+    insist_on_runs_folder(workspace)
     findings = list(examine(workspace, local=local, cluster=cluster, probe_s=probe_s))
     rows = [{"subject": f.subject, "verdict": f.verdict.value, "what": f.what, "fix": f.fix} for f in findings]
     output.rows(rows, ["subject", "verdict", "what", "fix"], output.Format.JSON if json else output.Format.TABLE)

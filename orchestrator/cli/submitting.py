@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import naming, output
-from orchestrator.cli.refreshing import refreshed
+from orchestrator.cli.refreshing import insist_on_runs_folder, refreshed
 from orchestrator.cli.workspace import (
     DEFAULT_DATABASE,
     DEFAULT_EXPERIMENT,
@@ -86,6 +86,7 @@ def submit(
     from orchestrator.plan import Action
 
     workspace = Workspace.at(runs=runs, database=database, data_root=data, experiment=experiment)
+    insist_on_runs_folder(workspace)
     if recover:
         # What recovery sends goes on from where it was, with more; what it does not send is new to the plan.
         refreshed(workspace, recover=True)

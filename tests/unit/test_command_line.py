@@ -226,6 +226,7 @@ def test_output_that_cannot_be_written_fails_with_a_message(tmp_path: Path, argv
     """Also what would only be written as the interpreter ends, where Python ignores the error."""
     _run(tmp_path, "init")
     (tmp_path / "runs").mkdir()
+    _run(tmp_path, "collect")
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "orchestrator", *argv.split()],
@@ -243,6 +244,7 @@ def test_closed_standard_streams_change_nothing(tmp_path: Path, argv: str) -> No
     """As under ``>&-``, or a cron that closes them: no traceback, and no file of ours becomes standard output."""
     _run(tmp_path, "init")
     (tmp_path / "runs").mkdir()
+    _run(tmp_path, "collect")
     with open(tmp_path / "code", "w") as code:
         shell = f"{shlex.quote(sys.executable)} -m orchestrator {argv} <&- >&- 2>&-; echo $? >&9"
         subprocess.run(["bash", "-c", f"exec 9>&{code.fileno()}; {shell}"], cwd=tmp_path, pass_fds=[code.fileno()])

@@ -29,6 +29,7 @@ def study(campaign: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
     campaign.done(seed=2, strategy="ddp", hardware="cpu:2", result={"test_accuracy": 0.1, "train_loss": float("nan")})
     campaign.send(campaign.run(seed=3))
     monkeypatch.chdir(tmp_path)
+    open_store("results.db").close()
     return campaign
 
 
@@ -133,10 +134,47 @@ def test_an_empty_folder_has_no_results_and_gets_no_database(
         f"{tmp_path}: there are no results here\n  why: neither runs nor results.db exists\n"
         "  fix: orchestrate submit, or name the places with --runs and --db\n"
     )
+    (tmp_path / "runs").mkdir()
+    _, err = _out(capsys, "results", code=2)
+    fix = "orchestrate collect makes it from the runs folder, --db names another"
+    assert err == f"{tmp_path}/results.db: there is no database\n  fix: {fix}\n"
+    (tmp_path / "runs").rmdir()
     assert "there is no runs folder" in _out(capsys, "collect", code=2)[1]
     assert "there is no runs folder" in _out(capsys, "db", "rebuild", code=2)[1]
     assert "there is no database" in _out(capsys, "query", "SELECT 1", code=1)[1]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_results_of_a_database_without_its_runs_folder_are_shown_with_a_note(
+    study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where the database was copied; nothing is made."""
+    _out(capsys, "collect")
+    out, err = _out(capsys, "results", "--runs", "nope")
+    assert "cnn ddp seed=0" in out
+    assert f"note: {tmp_path}/nope: there is no runs folder, so newer results are not in it\n" in err
+    assert not (tmp_path / "nope").exists()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    ["status", "watch", "logs cnn", "cancel --all", "retry --failed", "clean", "submit --local", "doctor --local"],
+)
+@pytest.mark.parametrize("empty", [False, True])
+def test_runs_are_not_looked_after_in_a_folder_that_has_none(
+    study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: str, empty: bool
+) -> None:
+    """A wrong name, a disk that is not mounted: no run is taken for lost, and nothing is made."""
+    _out(capsys, "collect")
+    (tmp_path / "nope").mkdir() if empty else None
+    states = _out(capsys, "query", "SELECT run_id, state, message FROM summary", "--json")
+    out, err = _out(capsys, *argv.split(), "--runs", "nope", code=2)
+    what = "the runs folder is empty" if empty else "there is no runs folder"
+    why = f"{tmp_path}/results.db knows 7 runs, and nothing of them is there"
+    fix = "name their folder with --runs or ORCHESTRATE_RUNS; a new folder wants a new database too, with --db"
+    assert (out, err) == ("", f"{tmp_path}/nope: {what}\n  why: {why}\n  fix: {fix}\n")
+    assert _out(capsys, "query", "SELECT run_id, state, message FROM summary", "--json") == states
+    assert (tmp_path / "nope").exists() == empty and not (empty and list((tmp_path / "nope").iterdir()))
 
 
 def test_collect_says_what_it_took_and_what_it_left_out(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,4 +263,4 @@ def test_hostile_names_in_the_c_locale(study: Any, tmp_path: Path) -> None:
         capture_output=True,
         check=True,
     )
-    assert '日本 "x" $y; \\ | & \\nz' in done.stdout.decode()
+    assert '日本 "x" $y; \\ | &; z' in done.stdout.decode()
