@@ -59,7 +59,7 @@ def show(attempt: AttemptDir, job_id: str | None, wanted: Wanted, *, follow: boo
     while True:
         # Asked before reading, so that what came last is still read.
         ended = not follow or Exit.read(attempt) is not None or attempt.result.exists()
-        shown = tail.show(_files(attempt, job_id, wanted))
+        shown = tail.show(files(attempt, job_id, wanted))
         if ended and not (follow and shown):
             return bool(tail.offsets)
         time.sleep(POLL_S)
@@ -68,7 +68,7 @@ def show(attempt: AttemptDir, job_id: str | None, wanted: Wanted, *, follow: boo
 def last_lines(attempt: AttemptDir, job_id: str | None, count: int) -> list[str]:
     """The last lines that rank 0 of an attempt printed, standard error after standard output."""
     lines: list[str] = []
-    for path in _files(attempt, job_id, Wanted(rank=0, stdout=True, stderr=True)):
+    for path in files(attempt, job_id, Wanted(rank=0, stdout=True, stderr=True)):
         try:
             with open(path, "rb") as stream:
                 stream.seek(max(0, stream.seek(0, 2) - count * _LINE_BYTES))
@@ -78,7 +78,8 @@ def last_lines(attempt: AttemptDir, job_id: str | None, count: int) -> list[str]
     return lines[-count:]
 
 
-def _files(attempt: AttemptDir, job_id: str | None, wanted: Wanted) -> list[Path]:
+def files(attempt: AttemptDir, job_id: str | None, wanted: Wanted) -> list[Path]:
+    """The logs of an attempt that are there."""
     ranks = range(_num_ranks(attempt, job_id)) if wanted.rank is None else [wanted.rank]
     return [path for rank in ranks for path in _of_rank(attempt, job_id, rank) if _is_wanted(path, wanted)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -44,15 +44,19 @@ def one(found: Sequence[RunStatus], name: str) -> RunStatus:
         return matches[0]
     if not matches:
         raise InputError(f"no run is called {name!r}", hint="orchestrate status lists run ids and labels")
-    raise InputError(
-        f"{name!r} is the name of {len(matches)} runs", why=listed(matches), hint="give more of the run id or the label"
-    )
+    if len({run.label for run in matches}) > 1:
+        why, hint = listed(matches), "give more of the run id or the label"
+    else:
+        apart = listed(matches, lambda run: f"experiment {run.experiment}, {run.state}")
+        why = f"all have the label {matches[0].label}: {apart}"
+        hint = f"name one by its run id, such as {matches[0].run_id}"
+    raise InputError(f"{name!r} is the name of {len(matches)} runs", why=why, hint=hint)
 
 
-def listed(found: Sequence[RunStatus]) -> str:
-    """The first runs by name, and how many more there are."""
+def listed(found: Sequence[RunStatus], told: Callable[[RunStatus], str] = lambda run: run.label) -> str:
+    """The first runs by id and what tells them apart, and how many more there are."""
     more = f", and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    return ", ".join(f"{run.run_id} ({run.label})" for run in found[:_LISTED]) + more
+    return ", ".join(f"{run.run_id} ({told(run)})" for run in found[:_LISTED]) + more
 
 
 def insist(names: Sequence[str] | None, every: bool, verb: str, option: str) -> None:

@@ -20,9 +20,13 @@ from orchestrator.cli.workspace import (
 )
 from orchestrator.errors import InputError, OperationError
 from orchestrator.quantities import counted
+from workloads.contract import State
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from orchestrator.tracker import RunStatus
+    from workloads.rundir import RunDir
 
 app = typer.Typer()
 
@@ -66,7 +70,7 @@ def logs(
 ) -> None:
     """Show what a run printed.
 
-    Example: orchestrate logs cnn-eager --follow
+    Example: orchestrate logs cnn-eager-cpu1-s0 --follow
     """
     from orchestrator import tracker
     from orchestrator.cli import following
@@ -75,17 +79,55 @@ def logs(
     workspace = Workspace.at(runs=runs, database=database)
     chosen = naming.one(refreshed(workspace), run)
     number = attempt or chosen.attempt
-    place = RunDir.of(workspace.runs, chosen.run_id).attempt(number)
+    run_dir = RunDir.of(workspace.runs, chosen.run_id)
+    place = run_dir.attempt(number)
     # The newest one gets its folder when its job starts.
     if number != chosen.attempt and not place.path.is_dir():
         raise InputError(f"run {chosen.run_id} has no attempt {number}", hint=f"its newest is {chosen.attempt}")
     job_id = chosen.job_id if number == chosen.attempt else tracker.job_id(place)
+    _insist_on_rank(run_dir, rank)
     wanted = following.Wanted(rank=None if every else rank, stdout=stdout or not stderr, stderr=stderr or not stdout)
     shown = following.show(place, job_id, wanted, follow=follow)
     if not shown:
-        why = f"it is {chosen.state.value}" + (f": {chosen.message or chosen.reason}" if chosen.reason else "")
-        hint = "" if chosen.state.live or number == 1 else f"orchestrate logs {run} --attempt {number - 1}"
-        raise OperationError(f"run {chosen.run_id} attempt {number} has printed nothing so far", why=why, hint=hint)
+        # It may have ended while it was followed.
+        chosen = naming.one(refreshed(workspace), chosen.run_id) if follow else chosen
+        _say_nothing_shown(chosen, number, following.files(place, job_id, wanted), run)
+
+
+def _insist_on_rank(run: RunDir, rank: int) -> None:
+    """Raises InputError when the run has no such rank; a run whose spec cannot be read may have any."""
+    try:
+        num_ranks = run.read_spec().expect.ranks
+    except (OSError, ValueError):
+        return
+    if rank >= num_ranks:
+        raise InputError(
+            f"run {run.run_id} has no rank {rank}",
+            why=f"it has {counted(num_ranks, 'rank')}",
+            hint="--all shows every rank" if num_ranks == 1 else f"--rank 0 to {num_ranks - 1}, or --all",
+        )
+
+
+def _say_nothing_shown(run: RunStatus, number: int, files: Sequence[Path], name: str) -> None:
+    """Say why no line of an attempt's logs was shown.
+
+    Raises:
+        OperationError: there may be some yet, or there should be.
+    """
+    attempt = f"run {run.run_id} attempt {number}"
+    newest = number == run.attempt
+    if newest and run.state.live:
+        what = f"{attempt} has printed nothing so far"
+    elif files:
+        what = f"{attempt} printed nothing there: empty {', '.join(map(str, files))}"
+    else:
+        what = f"{attempt} has no such logs: it wrote none, or orchestrate clean --logs removed them"
+    if newest and run.state is State.SUCCEEDED:
+        output.talk(what)
+        return
+    why = f"it is {run.state.value}" + (f": {run.message or run.reason}" if run.reason else "") if newest else ""
+    hint = "" if (newest and run.state.live) or number == 1 else f"orchestrate logs {name} --attempt {number - 1}"
+    raise OperationError(what, why=why, hint=hint)
 
 
 @app.command()
@@ -115,7 +157,8 @@ def cancel(
     ending = [run for run in refreshed(workspace) if run.run_id in {r.run_id for r in live} and run.state.live]
     typer.echo(f"{counted(len(live) - len(left), 'run')} cancelled")
     if ending and not left:
-        output.talk(f"{len(ending)} of them are being ended by Slurm; orchestrate status shows when they are gone")
+        still = "is" if len(ending) == 1 else "are"
+        output.talk(f"{len(ending)} of them {still} being ended by Slurm; orchestrate status shows when that is over")
     if left:
         raise OperationError(
             f"not ended yet: {counted(len(left), 'run')}, {naming.listed(left)}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import os
 import re
 import shlex
@@ -271,3 +272,10 @@ def test_a_reader_that_left_before_anything_was_written_is_no_error_of_ours(tmp_
     done = subprocess.run(command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_the_run_that_the_help_of_logs_names_is_one_of_the_demo_study(tmp_path: Path) -> None:
+    """Who follows the README and then types the example sees a log."""
+    _run(tmp_path, "init")
+    labels = [run["label"] for run in json.loads(_run(tmp_path, "plan", "--local", "--json").stdout)["runs"]]
+    assert labels.count(shlex.split(COMMANDS["logs"].help.splitlines()[-1])[3]) == 1

@@ -275,9 +275,28 @@ def test_logs_of_an_attempt_that_never_ran_point_to_the_one_before(
     assert _verb(campaign, "logs", "probe-s0") == 1
     said = capsys.readouterr().err
     assert (
-        f"run {run.run_id} attempt 2 has printed nothing so far\n  why: it is failed: how it ended; sent again" in said
+        f"run {run.run_id} attempt 2 has no such logs: it wrote none, or orchestrate clean --logs removed them\n"
+        "  why: it is failed: how it ended; sent again" in said
     )
     assert said.endswith("\n  fix: orchestrate logs probe-s0 --attempt 1\n")
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 of them is being ended"), (2, "2 of them are being ended")])
+def test_cancel_counts_what_slurm_has_not_ended_yet(
+    campaign: Campaign,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    said: str,
+) -> None:
+    from orchestrator.cli import running
+
+    for seed in range(count):
+        run = campaign.send(seed=seed)
+        mark_all(campaign.store, [Mark(run.run_id, 1, State.PENDING, job_id="7")])
+    monkeypatch.setattr(running, "_cancel", lambda *_: [])
+    assert _verb(campaign, "cancel", "--all") == 0
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

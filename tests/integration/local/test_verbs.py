@@ -266,6 +266,9 @@ def test_logs_of_a_rank_a_stream_an_attempt(lab: Lab) -> None:
         f"==> {seen(run)['session']}_1_log.err <==",
         "rank 1 complains",
     ]
+    code, stdout, stderr = lab.run("logs", name, "--rank", "7")
+    assert (code, stdout) == (2, "")
+    assert "has no rank 7\n  why: it has 2 ranks\n  fix: --rank 0 to 1, or --all" in stderr
     code, _, stderr = lab.run("logs", name, "--attempt", "7")
     assert code == 2
     assert "has no attempt 7\n  fix: its newest is 1" in stderr
@@ -285,6 +288,21 @@ def test_a_run_that_has_printed_nothing(lab: Lab) -> None:
     code, _, stderr = lab.run("logs", waiting.spec.run_id)
     assert code == 1
     assert "has printed nothing so far\n  why: it is pending" in stderr
+
+
+@pytest.mark.parametrize("follow", [(), ("--follow",)])
+def test_a_run_that_succeeded_and_printed_nothing(lab: Lab, follow: tuple[str, ...]) -> None:
+    """No error, and what is said is true: empty files are named, and what clean removed is not taken for silence."""
+    (run,) = lab.submit(lab.spec(cpus_per_rank=0))
+    lab.wait_exit(run)
+    log = next(path for path in run.attempt.logs(0) if path.suffix == ".err")
+    log.write_text("")
+    code, stdout, stderr = lab.run("logs", run.spec.run_id, "--stderr", *follow)
+    assert (code, stdout, stderr) == (0, "", f"run {run.spec.run_id} attempt 1 printed nothing there: empty {log}\n")
+    log.unlink()
+    code, stdout, stderr = lab.run("logs", run.spec.run_id, "--stderr", *follow)
+    assert (code, stdout) == (0, "")
+    assert stderr.endswith("attempt 1 has no such logs: it wrote none, or orchestrate clean --logs removed them\n")
 
 
 @pytest.mark.parametrize(
@@ -313,9 +331,10 @@ def test_a_name_of_several_runs_lists_them(lab: Lab) -> None:
     lab.wait_exit(first, second)
     code, _, stderr = lab.run("cancel", "{}")
     assert code == 2
-    assert "'{}' is the name of 2 runs" in stderr
-    assert first.spec.run_id in stderr
-    assert second.spec.run_id in stderr
+    told = [f"{run.spec.run_id} (experiment lab, succeeded)" for run in (first, second)]
+    assert "'{}' is the name of 2 runs\n  why: all have the label {}: " in stderr
+    assert all(text in stderr for text in told)
+    assert "fix: name one by its run id, such as " in stderr and "the label\n" not in stderr
     code, _, stderr = lab.run("retry", first.spec.run_id)
     assert code == 2
     assert "is succeeded: nothing to retry\n  fix: orchestrate submit --stale" in stderr
