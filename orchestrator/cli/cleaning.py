@@ -68,12 +68,12 @@ def clean(
     if json:
         output.facts(_told(found, went))
     elif went is not None:
-        typer.echo(f"{_size(went)} removed")
+        typer.echo(f"{_total(went)} removed")
     elif not found.items:
         typer.echo("nothing to remove by these rules")
     if went is not None and went.left:
         raise PartlyDoneError(
-            f"{len(went.left)} things could not be removed",
+            f"{counted(len(went.left), 'thing')} could not be removed",
             why="; ".join(f"{path}: {why}" for path, why in went.left[:_NAMED]),
             hint="what went is gone; orchestrate clean tries the rest again",
         )
@@ -134,7 +134,8 @@ def _show(found: Found) -> None:
             row = {"what": kind.value, "runs": len({i.run_id for i in items} - {""}), "number": len(items)}
             rows.append({**row, "size_bytes": total})
     if rows:
-        output.rows(rows, ["what", "runs", "number", "size_bytes"])
+        size = output.Column("size_bytes", "size", lambda row: _size(row["size_bytes"]))
+        output.rows(rows, ["what", "runs", "number", size])
     for path, why in found.left[:_NAMED]:
         output.talk(f"left alone: {path}: {why}")
     if len(found.left) > _NAMED:
@@ -143,8 +144,12 @@ def _show(found: Found) -> None:
         output.talk(f"{counted(found.num_live, 'run')} under way: nothing of that is removed")
 
 
-def _size(found: Found) -> str:
-    total = float(sum(item.size_bytes for item in found.items))
+def _total(found: Found) -> str:
+    return _size(sum(item.size_bytes for item in found.items))
+
+
+def _size(size_bytes: int) -> str:
+    total = float(size_bytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if total < 1024 or unit == "GiB":
             break
@@ -155,7 +160,7 @@ def _size(found: Found) -> str:
 def _agreed(found: Found) -> bool:
     if not sys.stdin.isatty():
         raise InputError("nobody is there to ask", hint="add --yes to remove, or --dry-run to look")
-    return typer.confirm(f"Remove {_size(found)}? This cannot be undone.", err=True)
+    return typer.confirm(f"Remove {_total(found)}? This cannot be undone.", err=True)
 
 
 def _told(found: Found, went: Found | None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -134,6 +134,10 @@ def results(
     output.rows(shown, columns, style)
     if where and not rows:
         output.talk(f"note: no run has {' and '.join(where)}; = is the whole value (hardware=cpu:2), ~ a part of it")
+    elif not rows:
+        output.talk("note: there are no runs yet; next: orchestrate submit")
+    if others is not None and not others.published:
+        output.talk(f"note: {experiment} has no [[published]], so there are no figures of others to show")
     if by and (unlike := statistics.mixed(rows, by)):
         output.talk(
             f"note: some rows are over runs that differ in {', '.join(unlike)}: group by them too, or use --where"
@@ -160,6 +164,7 @@ def query(
 
     Tables: runs, attempts, results, epochs, classes, ranks. Views: summary (one row a run: its fields, its state, what
     it measured) and curves (the epochs that count of each run). orchestrate db info --columns lists their columns.
+    Names and values are shown as the database has them: accuracy as a share, memory in bytes.
 
     Example: orchestrate query "SELECT model, max(test_accuracy) FROM summary WHERE lr = :lr GROUP BY model" -p lr=0.1
     """
@@ -175,7 +180,13 @@ def query(
     statement = sys.stdin.read() if sql == "-" else sql
     with open_store(Workspace.at(database=database).database, read_only=True) as store:
         names, rows = queries.run_sql(store, statement, values)
-    output.rows([dict(zip(names, row, strict=True)) for row in rows], names, output.chosen(format, json))
+    columns = [output.Column(name, title=name, text=_as_asked(name)) for name in names]
+    output.rows([dict(zip(names, row, strict=True)) for row in rows], columns, output.chosen(format, json))
+
+
+def _as_asked(name: str) -> Callable[[Mapping[str, Any]], str]:
+    """Neither scaled nor rounded: the unit of a column is that of the statement's author."""
+    return lambda row: "" if row[name] is None else str(row[name])
 
 
 db_app = typer.Typer(help="Look after the database.\n\nExample: orchestrate db info", no_args_is_help=True)
@@ -353,7 +364,7 @@ def _published_columns(measured: Sequence[str | output.Column], spec: Experiment
 
 def _state(row: Mapping[str, Any]) -> str:
     """A state with what a reader must know of it, in one cell."""
-    remarks = [str(row["reason"])] if row["reason"] else []
+    remarks = [str(row["reason"])] if row["reason"] not in {None, "", row["state"]} else []
     remarks += ["diverged"] if row["diverged"] else []
     return f"{row['state']} ({', '.join(remarks)})" if remarks else str(row["state"])
 

@@ -272,7 +272,7 @@ def test_a_dry_run_shows_sizes_and_removes_nothing(campaign: Campaign, typed: Ty
     before = tree(campaign.runs)
     code, stdout, stderr = typed("--keep", "none", "--logs", "--dry-run")
     assert code == 0, stderr
-    assert "checkpoint" in stdout and "size (GiB)" in stdout and "leftover" in stdout and "log" in stdout
+    assert "checkpoint" in stdout and " size \n" in stdout and "leftover" in stdout and "log" in stdout
     code, stdout, _ = typed("--keep", "none", "--dry-run", "--json")
     told = json.loads(stdout)
     assert code == 0 and not told["removed"] and told["bytes"] == 1011
@@ -286,6 +286,7 @@ def test_yes_removes_and_says_how_much(campaign: Campaign, typed: Typed) -> None
     """Then there is nothing more to do."""
     run = trained(campaign)
     code, stdout, _ = typed("--keep", "none", "--yes")
+    assert "1,010 bytes" in stdout, "the table has the unit of the sum below it"
     assert code == 0 and stdout.endswith("1,011 bytes removed\n") and not run.checkpoint.exists()
     assert typed("--keep", "none", "--yes")[:2] == (0, "nothing to remove by these rules\n")
     code, stdout, _ = typed("--logs", "--yes", "--json")
@@ -336,7 +337,7 @@ def test_what_is_left_alone_is_said(campaign: Campaign, typed: Typed, monkeypatc
     )
     code, stdout, stderr = typed("--yes")
     assert code == 3 and stdout.endswith("3 bytes removed\n")
-    assert "1 things could not be removed" in stderr and f"{run.path}: stuck" in stderr
+    assert "1 thing could not be removed" in stderr and f"{run.path}: stuck" in stderr
 
 
 def test_an_attempt_without_a_verdict_is_left_alone(store: Store, campaign: Campaign) -> None:

@@ -204,7 +204,46 @@ def test_query_prints_rows_of_any_format_and_reads_standard_input(
     out, _ = _out(
         capsys, "query", "SELECT test_accuracy FROM summary WHERE seed = 0 AND strategy = 'ddp'", "-f", "markdown"
     )
-    assert out == "| test accuracy (%) |\n| ---: |\n| 95.00 |\n"
+    assert out == "| test_accuracy |\n| ---: |\n| 0.95 |\n"
+
+
+@pytest.mark.parametrize("style", ["table", "markdown", "latex"])
+def test_query_shows_names_and_values_as_they_were_asked_for(
+    study: Any, capsys: pytest.CaptureFixture[str], style: str
+) -> None:
+    """A column and an expression of it agree, and no byte is rounded away; nothing for null."""
+    _out(capsys, "collect")
+    asked = "test_accuracy, max(test_accuracy), peak_memory_bytes AS roomB, NULL AS none, 1/3.0 AS third"
+    out, _ = _out(capsys, "query", f"SELECT {asked} FROM summary WHERE seed = 2 AND strategy = 'eager'", "-f", style)
+    shown = [word for word in out.replace("\\_", "_").split() if word not in {"|", "&", "\\\\"}]
+    heads = ["test_accuracy", "max(test_accuracy)", "roomB", "none", "third"]
+    values = ["0.97", "0.97", str(2**30), str(1 / 3.0)]
+    assert [word for word in shown if word in {*heads, *values}] == [*heads, *values]
+
+
+def test_a_state_is_not_said_twice(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the reason is the state's own word, and there is another one."""
+    for seed, state in enumerate(("cancelled", "wrong_hardware"), 20):
+        study.done(seed=seed, result={"state": state, "reason": state, "test_accuracy": None})
+    _out(capsys, "collect")
+    out, _ = _out(capsys, "results")
+    assert "cancelled" in out and "wrong_hardware" in out and "out_of_memory (host)" in out
+    assert "(cancelled)" not in out and "(wrong_hardware)" not in out
+
+
+def test_published_with_nothing_to_show_says_why(
+    study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No figures of others in the file, and no runs."""
+    (tmp_path / "experiment.toml").write_text(
+        '[matrix]\nmodel="cnn"\ndataset="digits"\nstrategy="eager"\nhardware="cpu:1"\n'
+    )
+    note = "note: experiment.toml has no [[published]], so there are no figures of others to show\n"
+    assert note in _out(capsys, "results", "--published")[1]
+    open_store("empty.db").close()
+    (tmp_path / "none").mkdir()
+    _, err = _out(capsys, "results", "--published", "--db", "empty.db", "--runs", "none")
+    assert err == f"note: there are no runs yet; next: orchestrate submit\n{note}"
 
 
 def test_db_info_lists_tables_and_columns(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
