@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 _REASONS = 10
-"""How many of the reasons why cells are excluded a note lists."""
+"""How many of the reasons why cells are excluded an error lists."""
 
 WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Show progress until all runs have ended.")]
 WatchOption = Annotated[
@@ -79,7 +79,8 @@ def submit(
 
     Sends what has no result and is not under way, planning first where something changed. Runs go on when this command
     ends. With --watch it stays, and sends the rest when the site takes no more at once. With --wait and --watch the
-    exit code is 0 when all runs succeeded, 3 when some did, 1 when none did.
+    exit code is 0 when all runs succeeded, 3 when some did, 1 when none did. It is 1 too, with or without them, where
+    every cell is excluded.
 
     Example: orchestrate submit --local --wait
     """
@@ -98,7 +99,11 @@ def submit(
         _tell(plan, done, staying=wait or watch)
     if not plan.runs:
         reasons = list(dict.fromkeys(f"{excluded.rule}: {excluded.why}" for excluded in plan.excluded))
-        output.talk(f"note: every cell is excluded: {'; '.join(reasons[:_REASONS])}; orchestrate plan shows all")
+        raise OperationError(
+            "every cell is excluded, so nothing was sent",
+            why="; ".join(reasons[:_REASONS]),
+            hint="orchestrate plan shows all",
+        )
     under_way = [run.cell.run_id for run in plan.runs if run.action is Action.RUNNING]
     run_ids = [*(s.run_id for s in (*done.sent, *done.resumed)), *done.skipped, *under_way]
     shepherd = None

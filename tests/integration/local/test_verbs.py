@@ -60,10 +60,13 @@ def test_submit_sends_once_and_waits(planned: Lab) -> None:
     assert planned.starts().total() == 3
 
 
-def test_a_submit_of_nothing_but_excluded_cells_says_which_rule(planned: Lab) -> None:
-    code, stdout, stderr = planned.run("submit", "--local", "--set", "hardware=cpu:2")
-    assert (code, stdout) == (0, "0 runs sent (3 excluded)\n")
-    assert "every cell is excluded: strategy eager: eager trains on one device and cpu:2 has 2" in stderr
+@pytest.mark.parametrize("wait", [(), ("--wait",), ("--watch",)])
+def test_a_submit_of_nothing_but_excluded_cells_fails_and_says_which_rule(planned: Lab, wait: tuple[str, ...]) -> None:
+    """A script sees it by the exit code, whether it waits or not."""
+    code, stdout, stderr = planned.run("submit", "--local", "--set", "hardware=cpu:2", *wait)
+    assert (code, stdout) == (1, "0 runs sent (3 excluded)\n")
+    assert "every cell is excluded, so nothing was sent\n" in stderr
+    assert "  why: strategy eager: eager trains on one device and cpu:2 has 2" in stderr
 
 
 def test_a_submit_without_its_data_set_is_refused_with_one_remedy(planned: Lab) -> None:
