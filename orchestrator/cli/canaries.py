@@ -24,8 +24,8 @@ Submit = Callable[["Plan", Collection[str], str], Submitted]
 
 def prove(
     workspace: Workspace, planned: Callable[[], Plan], submit: Submit, *, stale: bool, recover: bool
-) -> Submitted:
-    """Send canaries and wait for them until every shape is proven; what was sent.
+) -> tuple[Submitted, frozenset[str]]:
+    """Send canaries and wait for them until every shape is proven; what was sent, and which runs were waited for.
 
     Args:
         workspace: the files of this invocation.
@@ -45,7 +45,7 @@ def prove(
         _insist(workspace, plan, awaited, stale=stale)
         chosen = canary.choose(plan, stale=stale)
         if not chosen.run_ids:
-            return done
+            return done, frozenset(awaited)
         if chosen.to_send:
             more = submit(plan, [run.cell.run_id for run in chosen.to_send], done.snapshot)
             done = replace(more, sent=[*done.sent, *more.sent], resumed=[*done.resumed, *more.resumed])
@@ -55,11 +55,12 @@ def prove(
                     hint="orchestrate submit --canary again goes on when there is room",
                 )
             if more.refused or more.in_doubt:
-                return done
+                return done, frozenset(awaited)
         awaited |= set(chosen.run_ids)
         rest = len(plan.to_send(stale=stale)) - len(chosen.to_send)
         canaries = counted(len(chosen.run_ids), "canary", "canaries")
-        output.talk(f"{canaries}, one of each resource shape, before {counted(rest, 'more run')}")
+        before = f"before {counted(rest, 'more run')}" if rest else "and no more runs"
+        output.talk(f"{canaries}, one of each resource shape, {before}")
         waiting.wait(workspace, chosen.run_ids, "submit --canary", recover=recover)
 
 

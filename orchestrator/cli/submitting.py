@@ -100,12 +100,14 @@ def submit(
     if not plan.runs:
         reasons = list(dict.fromkeys(f"{excluded.rule}: {excluded.why}" for excluded in plan.excluded))
         raise OperationError(
-            "every cell is excluded, so nothing was sent",
+            "every cell is excluded",
             why="; ".join(reasons[:_REASONS]),
             hint="orchestrate plan shows all",
         )
     under_way = [run.cell.run_id for run in plan.runs if run.action is Action.RUNNING]
-    run_ids = [*(s.run_id for s in (*done.sent, *done.resumed)), *done.skipped, *under_way]
+    # Of the canaries it is known, and was told, how they ended.
+    sent = [s.run_id for s in (*done.sent, *done.resumed) if s.run_id not in sending.proven]
+    run_ids = [*sent, *done.skipped, *under_way]
     shepherd = None
     if watch:
         from orchestrator.cli.waiting import Shepherd
@@ -115,7 +117,7 @@ def submit(
     try:
         if watch or wait:
             command = "submit --watch" if watch else "submit --wait"
-            _wait(workspace, run_ids, command, shepherd, recover=recover)
+            _wait(workspace, run_ids, command, shepherd, recover=recover, num_succeeded=len(sending.proven))
     finally:
         _complain(shepherd.done if shepherd else done)
 
@@ -177,6 +179,8 @@ class _Sending:
     max_gpu_hours: float | None
     newest: dict[str, int] = field(default_factory=dict)
     """Run id to newest attempt from before the newest plan was made."""
+    proven: frozenset[str] = frozenset()
+    """Run ids of canaries that were waited for, and succeeded."""
 
     def send_all(self, *, canary: bool, recover: bool) -> tuple[Plan, Submitted]:
         """Send what is to be sent, canaries first where they are wanted; the plan, and what was done."""
@@ -186,7 +190,7 @@ class _Sending:
         if canary:
             from orchestrator.cli import canaries
 
-            first = canaries.prove(self.workspace, self.plan, self.send, stale=self.stale, recover=recover)
+            first, self.proven = canaries.prove(self.workspace, self.plan, self.send, stale=self.stale, recover=recover)
             _complain(first)
         plan = self.plan()
         if plan.site is not None:
@@ -331,11 +335,18 @@ def _complain(done: Submitted) -> None:
 
 
 def _wait(
-    workspace: Workspace, run_ids: Sequence[str], command: str, shepherd: Shepherd | None = None, *, recover: bool
+    workspace: Workspace,
+    run_ids: Sequence[str],
+    command: str,
+    shepherd: Shepherd | None = None,
+    *,
+    recover: bool,
+    num_succeeded: int = 0,
 ) -> None:
+    """Wait for runs; ``num_succeeded``: how many had succeeded before, for the exit code."""
     from orchestrator.cli import waiting
 
     ended = waiting.wait(workspace, run_ids, command, shepherd, recover=recover)
     bad = sum(count for state, count in ended.items() if state.ended_badly)
     if bad:
-        raise typer.Exit(1 if bad == ended.total() else 3)
+        raise typer.Exit(1 if bad == ended.total() + num_succeeded else 3)

@@ -65,7 +65,7 @@ def test_a_submit_of_nothing_but_excluded_cells_fails_and_says_which_rule(planne
     """A script sees it by the exit code, whether it waits or not."""
     code, stdout, stderr = planned.run("submit", "--local", "--set", "hardware=cpu:2", *wait)
     assert (code, stdout) == (1, "0 runs sent (3 excluded)\n")
-    assert "every cell is excluded, so nothing was sent\n" in stderr
+    assert "every cell is excluded\n" in stderr
     assert "  why: strategy eager: eager trains on one device and cpu:2 has 2" in stderr
 
 
@@ -117,6 +117,28 @@ def test_the_exit_code_tells_whether_all_or_some_failed(planned: Lab, monkeypatc
     code, stdout, _ = planned.run("retry", "--failed", "--wait")
     assert (code, stdout) == (0, "1 run sent\n")
     assert sorted(row["attempt"] for row in status(planned)) == [1, 1, 3]
+
+
+@pytest.mark.torch
+def test_each_run_is_told_once_when_a_canary_goes_first(planned: Lab) -> None:
+    """And nothing is counted as to come after it where nothing does."""
+    code, _, stderr = planned.run("submit", "--local", "--canary", "--wait", "--set", "seed=0")
+    assert code == 0, stderr
+    assert "1 canary, one of each resource shape, and no more runs\n" in stderr
+    assert stderr.count(": succeeded") == 1
+    code, _, stderr = planned.run("submit", "--local", "--canary", "--wait", "--set", "epochs=2")
+    assert code == 0, stderr
+    assert "1 canary, one of each resource shape, before 2 more runs\n" in stderr
+    assert len(re.findall(r"cnn.*: succeeded", stderr)) == 3
+
+
+@pytest.mark.torch
+def test_a_canary_that_succeeded_counts_for_the_exit_code(planned: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """3, some succeeded, though all that came after it failed."""
+    monkeypatch.setenv("ORCHESTRATE_LAB_TODO", '{"bad_seed": 1}')
+    (planned.root / "experiment.toml").write_text(EXPERIMENT.replace("[0, 1, 2]", "[0, 1]"))
+    code, _, stderr = planned.run("submit", "--local", "--canary", "--wait")
+    assert code == 3, stderr
 
 
 @pytest.mark.torch
