@@ -237,7 +237,9 @@ def upgrade(database: DatabaseOption = DEFAULT_DATABASE) -> None:
     """
     from db.engine import open_store, revision
 
-    with open_store(Workspace.at(database=database).database) as store:
+    workspace = Workspace.at(database=database)
+    _insist_on_database(workspace)
+    with open_store(workspace.database) as store:
         typer.echo(f"{store.database}: schema {revision(store)}")
 
 
@@ -264,6 +266,16 @@ def info(
         output.rows(queries.sizes(store), ["table", "rows"], style)
 
 
+def _insist_on_database(workspace: Workspace) -> None:
+    """Raises InputError where there is none: a misspelt name makes no file."""
+    if not workspace.has_database:
+        raise InputError(
+            "there is no database",
+            where=workspace.database,
+            hint="orchestrate collect makes it from the runs folder, --db names another",
+        )
+
+
 @contextmanager
 def _collected(workspace: Workspace) -> Iterator[Store]:
     """The store with new results taken in; as it is where it may only be read."""
@@ -278,12 +290,7 @@ def _collected(workspace: Workspace) -> Iterator[Store]:
             why=f"neither {workspace.runs.name} nor {Path(workspace.database).name} exists",
             hint="orchestrate submit, or name the places with --runs and --db",
         )
-    if not workspace.has_database:
-        raise InputError(
-            "there is no database",
-            where=workspace.database,
-            hint="orchestrate collect makes it from the runs folder, --db names another",
-        )
+    _insist_on_database(workspace)
     if not workspace.runs.is_dir():
         output.talk(f"note: {workspace.runs}: there is no runs folder, so newer results are not in it")
     try:

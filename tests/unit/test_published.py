@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from db.engine import open_store
 from orchestrator import experiment
 from orchestrator.cli import run
 from orchestrator.errors import ExperimentError
@@ -69,6 +70,7 @@ def measured(campaign: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     campaign.done(seed=0, strategy="local_sgd", hardware="cpu:2", result={"test_accuracy": 0.25})
     (tmp_path / "experiment.toml").write_text(STUDY)
     monkeypatch.chdir(tmp_path)
+    open_store("results.db").close()
 
 
 def test_published_figures_stand_right_of_measured_ones(measured: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,6 +139,7 @@ def test_an_empty_folder_has_no_results_and_gets_no_database(
     fix = "orchestrate collect makes it from the runs folder, --db names another"
     assert err == f"{tmp_path}/results.db: there is no database\n  fix: {fix}\n"
     (tmp_path / "runs").rmdir()
+    assert _out(capsys, "db", "upgrade", code=2)[1] == err
     assert "there is no runs folder" in _out(capsys, "collect", code=2)[1]
     assert "there is no runs folder" in _out(capsys, "db", "rebuild", code=2)[1]
     assert "there is no database" in _out(capsys, "query", "SELECT 1", code=1)[1]

@@ -186,6 +186,8 @@ def test_results_show_the_columns(campaign: Any, tmp_path: Path, monkeypatch: An
     figures = {"telemetry": "nvml", "gpu_utilization_pct": 97.5, "gpu_power_w": 640.25, "energy_j": 1.5e6}
     campaign.done(seed=0, result=figures | {"gpu_memory_used_bytes": 3 << 30, "compile_s": 4.5})
     monkeypatch.chdir(tmp_path)
+    assert run(["collect"]) == 0
+    capsys.readouterr()
     names = "telemetry,gpu_utilization_pct,gpu_power_w,energy_j,gpu_memory_used_bytes,compile_s,compile"
     assert run(["results", "--select", names, "--format", "csv"]) == 0
     header, row = capsys.readouterr().out.splitlines()
