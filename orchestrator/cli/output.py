@@ -58,7 +58,8 @@ class Column:
     text: Callable[[Mapping[str, Any]], str] | None = None
     """From a row to what people read; None: by the name's unit."""
     below: int = 0
-    """In a terminal that is too narrow, it goes below its row: 1, sentences, before 2, values. 0: it stays."""
+    """In a terminal that is too narrow, it goes below its row: 1, sentences, before 2, values. 0: it stays,
+    unless no column of the table says otherwise."""
 
     def cell(self, row: Mapping[str, Any]) -> str:
         return self.text(row) if self.text else pretty(self.name, row.get(self.name))
