@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -96,7 +97,7 @@ def submit(
     if json:
         output.facts({**asdict(done), "target": plan.target})
     else:
-        _tell(plan, done, staying=wait or watch)
+        _tell(plan, done, sending.proven, staying=wait or watch)
     if not plan.runs:
         reasons = list(dict.fromkeys(f"{excluded.rule}: {excluded.why}" for excluded in plan.excluded))
         raise OperationError(
@@ -229,13 +230,16 @@ class _Sending:
         )
 
 
-def _tell(plan: Plan, done: Submitted, *, staying: bool) -> None:
+def _tell(plan: Plan, done: Submitted, proven: frozenset[str], *, staying: bool) -> None:
+    """``proven``: runs that were waited for; those that were sent here are not told as done before."""
     from orchestrator.plan import Action
 
-    counts = plan.counts()
+    first = proven & {s.run_id for s in (*done.sent, *done.resumed)}
+    counts = Counter(run.action for run in plan.runs if run.cell.run_id not in first)
     counts.pop(Action.NEW, None)
     rest = [f"{count} {action.value}{' before' * (action is Action.FAILED)}" for action, count in counts.items()]
     rest += [f"{len(plan.excluded)} excluded"] if plan.excluded else []
+    rest = [f"{counted(len(first), 'canary', 'canaries')} among them", *rest] if first else rest
     typer.echo(_sent(done, plan.target) + (f" ({', '.join(rest)})" if rest else ""))
     if done.sent and not staying:
         output.talk("they go on by themselves; orchestrate status shows them")

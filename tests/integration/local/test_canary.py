@@ -51,7 +51,7 @@ def test_one_run_of_each_shape_goes_first(planned: Lab, monkeypatch: pytest.Monk
     assert "this may use 1.5 GPU-hours, and --max-gpu-hours is 1.4: nothing was sent" in stderr
     code, stdout, stderr = planned.run("submit", "--local", "--canary", "--max-gpu-hours", "1.5", "--wait")
     assert code == 0, stderr
-    assert stdout == "6 runs sent to local (2 done)\n"
+    assert stdout == "6 runs sent to local (2 canaries among them)\n"
     assert "2 canaries, one of each resource shape, before 4 more runs" in stderr
     first, second, *rest = started(planned)
     assert {first["hardware"], second["hardware"]} == {"cpu:1", "gpu:1"} and first["seed"] == second["seed"] == 0
@@ -68,7 +68,7 @@ def test_a_failed_canary_stops_the_rest(planned: Lab, monkeypatch: pytest.Monkey
     assert len(started(planned)) == 2
     monkeypatch.setenv("ORCHESTRATE_LAB_TODO", "{}")
     code, stdout, stderr = planned.run("submit", "--local", "--canary")
-    assert (code, stdout) == (0, "6 runs sent to local (2 done)\n"), stderr
+    assert (code, stdout) == (0, "6 runs sent to local (2 canaries among them)\n"), stderr
     assert [row["seed"] for row in started(planned)[:4]] == [0, 0, 0, 0]  # the two that failed, again first
 
 
