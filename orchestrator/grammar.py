@@ -111,7 +111,8 @@ def unknown_key_hint(place: Place) -> str:
         return f"{key} stands at the top of the file, above the first [table]"
     if key in _OTHER_NAMES:
         return f"that is said with {_OTHER_NAMES[key]}"
-    return nearest(key, _TABLE_KEYS.get(table, KEYS))
+    known = _TABLE_KEYS.get(table, KEYS)
+    return nearest(key, known) or f"there are: {', '.join(known)}"
 
 
 def dict_items(tables: Any) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -7,7 +7,7 @@ same keys where they stand once (``Values``), as axes (``Axes``) and as conditio
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
@@ -79,15 +79,19 @@ def text(value: str) -> str:
 Text = Annotated[str, AfterValidator(text)]
 
 
+def _instead(name: str, names: Sequence[str]) -> str:
+    if "," in name:
+        return "one name stands here; several are a list in [matrix]"
+    return nearest(name, names) or f"there are: {', '.join(names) or 'none'}"
+
+
 def _plugin(kind: str) -> Any:
     def check(value: str, info: ValidationInfo) -> str:
         text(value)
         plugins: Plugins = info.context["plugins"] if info.context else Plugins.installed()
         if not plugins.knows(kind, value):
             names = plugins.names(kind)
-            raise refuse(
-                f"there is no {kind} {show(value)}", nearest(value, names) or f"there are: {', '.join(names) or 'none'}"
-            )
+            raise refuse(f"there is no {kind} {show(value)}", _instead(value, names))
         return value
 
     return Annotated[str, AfterValidator(check)]
@@ -105,9 +109,7 @@ def _strategy(value: object, info: ValidationInfo) -> StrategyChoice:
         raise refuse(f"{show(value)} is not a strategy", 'write "ddp", or { name = "ddp", OPTION = VALUE }')
     declaration = registry.find(plugins.strategies, name)
     if declaration is None:
-        raise refuse(
-            f"there is no strategy {show(name)}", nearest(name, names) or f"there are: {', '.join(names) or 'none'}"
-        )
+        raise refuse(f"there is no strategy {show(name)}", _instead(name, names))
     try:
         checked = _options_model(declaration).model_validate(options).model_dump(exclude_unset=True)
     except ValidationError as error:

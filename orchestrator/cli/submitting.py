@@ -324,11 +324,18 @@ def _complain(done: Submitted) -> None:
         PartlyDoneError: some was sent.
         OperationError: nothing was.
     """
+    from orchestrator.executors.protocol import UNREACHABLE
     from orchestrator.executors.slurm import REFUSAL_HINT
 
     kind = PartlyDoneError if done.sent or done.resumed else OperationError
     if done.refused:
         said = dict.fromkeys(receipt.message for receipt in done.refused)
+        if all(receipt.reason == UNREACHABLE for receipt in done.refused):
+            raise kind(
+                f"there is no Slurm to be reached from here: {counted(len(done.refused), 'run')} not sent",
+                why="; ".join(said),
+                hint="submit on a login node of the cluster; orchestrate submit --local takes this machine",
+            )
         raise kind(f"refused by Slurm: {counted(len(done.refused), 'run')}", why="; ".join(said), hint=REFUSAL_HINT)
     if done.in_doubt:
         raise kind(

@@ -48,13 +48,18 @@ class Delivery:
             write_json(attempt.submission, {**self.about, "job_id": None}, durable=False)
 
 
+UNREACHABLE = "unreachable"
+"""Reason of what was not sent because the scheduler's commands find no scheduler: it stays planned."""
+
+
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """What became of one delivery."""
 
     token: str
     state: State
-    """``pending``; ``submitting`` while nobody can say; ``failed`` when it was refused; ``planned`` without room."""
+    """``pending``; ``submitting`` while nobody can say; ``failed`` when it was refused; ``planned`` without room, or
+    without a scheduler."""
     job_id: str | None = None
     reason: str = ""
     message: str = ""

@@ -27,7 +27,7 @@ from typing import Any
 from orchestrator.errors import OperationError
 from orchestrator.executors import at_work, slurm_commands, slurm_queries, slurm_queues
 from orchestrator.executors.endings import Exit, first_failure, hung_ranks, own_verdict, since_start
-from orchestrator.executors.protocol import Delivery, Receipt, Verdict
+from orchestrator.executors.protocol import UNREACHABLE, Delivery, Receipt, Verdict
 from orchestrator.executors.slurm_queries import Newest, Seen, SeenArray
 from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, shape_key
 from orchestrator.executors.slurm_states import TOLD_TO_END, Phase, Witnesses, rank_codes_in, verdict
@@ -45,6 +45,8 @@ CANCELS_PER_CALL = 200
 NO_ROOM = "no_room"
 """Reason of what was refused only because this user's queue is full."""
 _SUBMIT_LIMIT = re.compile(r"Max\w*Submit\w*Limit|GrpSubmit\w*Limit")
+_NO_SLURM = re.compile(r"establish a configuration source|DNS SRV lookup failed")
+"""What clients say that neither have a configuration nor find one: no controller was asked."""
 _LOG_TAIL_BYTES = 4096
 _MEMORY_LIMIT = re.compile(
     r"oom.kill|out.of.memory|exceeded (job |step )?memory limit|memory limit .*being killed", re.I
@@ -269,6 +271,8 @@ class SlurmCluster:
             if error.fate is Fate.REFUSED:
                 self._arrays.discard(record)
                 said = error.answer.text or f"sbatch ended with exit code {error.answer.exit_code} and said nothing"
+                if _NO_SLURM.search(said):
+                    return [Receipt(d.token, State.PLANNED, reason=UNREACHABLE, message=said) for d in chunk]
                 if _SUBMIT_LIMIT.search(said):
                     return [Receipt(d.token, State.PLANNED, reason=NO_ROOM, message=said) for d in chunk]
                 return [Receipt(d.token, State.FAILED, reason="refused", message=said) for d in chunk]

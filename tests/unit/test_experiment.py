@@ -486,6 +486,8 @@ def test_set_reads_toml_or_a_plain_text(text: str, key: str, value: object) -> N
         ("epochs", "not of the form KEY=VALUE", "write --set lr=0.1"),
         ("=1", "not of the form KEY=VALUE", "write --set lr=0.1"),
         ("seed=1\nlr=2", '"1\\nlr=2" is not a whole number', ""),
+        ("model=cnn,vit_tiny", 'there is no model "cnn,vit_tiny"', "several are a list in [matrix]"),
+        ("foo=1", 'unknown key "foo"', "there are: model, dataset, strategy"),
         ("time_limit=04:00", '"04:00" may be 4 hours 0 minutes, or 4 minutes 0 seconds', 'write "04:00:00"'),
     ],
 )

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli import submitting
 from orchestrator.cli.workspace import Workspace
+from orchestrator.errors import OperationError
 from orchestrator.executors import slurm_commands, slurm_queries
-from orchestrator.executors.protocol import Delivery, Verdict
+from orchestrator.executors.protocol import UNREACHABLE, Delivery, Verdict
 from orchestrator.executors.slurm import SlurmCluster
 from orchestrator.executors.slurm_commands import Answer
 from orchestrator.executors.slurm_records import shape_key
 from orchestrator.executors.slurm_states import ABSENCE_GRACE_S, FINISH_GRACE_S
+from orchestrator.submitter import Submitted
 from tests.unit.slurm_fakes import Fakes
 from workloads.contract import Execution, Expectation, RunSpec, State, TrainConfig
 from workloads.rundir import AttemptDir, jobs_folder, write_json
@@ -124,10 +127,7 @@ def test_a_runs_folder_behind_a_link_is_named_as_it_is(tmp_path: Path, monkeypat
         assert Workspace.at(runs=Path(given)).runs == tmp_path / "real" / "runs"
 
 
-def test_what_sbatch_is_given_for_a_run_of_any_name(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short ASCII name; and the folder of logs is there, without which Slurm would fail the job without a word."""
-    (fakes.bin / "sbatch").write_text(f'#!/bin/sh\n[ -d "{jobs_folder(fakes.runs)}" ] && echo "$*" >&2 && echo 4242\n')
-    label = "résumé 实验/" * 40
+def _delivery(fakes: Fakes, label: str) -> Delivery:
     spec = RunSpec(
         run_id=TRAIN.run_id(),
         label=label,
@@ -140,10 +140,30 @@ def test_what_sbatch_is_given_for_a_run_of_any_name(fakes: Fakes, monkeypatch: p
     )
     shape = {"nodes": 1}
     fakes.folder.keep(fakes.site, {shape_key(shape): "#!/bin/bash\n"})
+    return Delivery("t", fakes.runs, spec, 1, shape)
+
+
+def test_where_there_is_no_slurm_nothing_has_failed(fakes: Fakes) -> None:
+    """Clients without a configuration asked nobody: runs stay planned, and the remedy is another machine."""
+    (fakes.bin / "sbatch").write_text(
+        "#!/bin/sh\necho 'sbatch: error: fetch_config: DNS SRV lookup failed' >&2\n"
+        "echo 'sbatch: fatal: Could not establish a configuration source' >&2\nexit 1\n"
+    )
+    (receipt,) = SlurmCluster(fakes.runs, fakes.site).send([_delivery(fakes, "x")])
+    assert (receipt.state, receipt.reason) == (State.PLANNED, UNREACHABLE)
+    with pytest.raises(OperationError, match="no Slurm to be reached from here: 1 run not sent") as caught:
+        submitting._complain(Submitted(refused=[receipt]))
+    assert "DNS SRV" in caught.value.why and "login node" in caught.value.hint
+
+
+def test_what_sbatch_is_given_for_a_run_of_any_name(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short ASCII name; and the folder of logs is there, without which Slurm would fail the job without a word."""
+    (fakes.bin / "sbatch").write_text(f'#!/bin/sh\n[ -d "{jobs_folder(fakes.runs)}" ] && echo "$*" >&2 && echo 4242\n')
+    delivery = _delivery(fakes, "résumé 实验/" * 40)
     given: list[Answer] = []
     run = slurm_commands.run
     monkeypatch.setattr(slurm_commands, "run", lambda *argv, **more: given.append(run(*argv, **more)) or given[-1])
-    (receipt,) = SlurmCluster(fakes.runs, fakes.site).send([Delivery("t", fakes.runs, spec, 1, shape)])
+    (receipt,) = SlurmCluster(fakes.runs, fakes.site).send([delivery])
     assert (receipt.state, receipt.job_id) == (State.PENDING, "4242_0")
     (sent,) = (answer for answer in given if answer.argv[0] == "sbatch")
     assert re.search(r"--job-name=orc-[0-9a-f]{16} ", sent.stderr)
