@@ -61,6 +61,15 @@ def test_a_study_runs_on_two_cores_and_shows_published_figures(tmp_path: Path, m
     assert [rows["eager"][name] for name in shown] == ["1 GPU of Sol", 0.52, 34.12, 0.24e9]
     assert [rows["fsdp"][name] for name in shown] == ["2 GPUs of Sol", 0.536, 35.0, 0.21e9]
     assert [rows["ddp"][name] for name in shown] == [None] * 4
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "results", "--published", *SMALL],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert "differ from the file in dataset, epochs, train_fraction" in done.stderr
     assert all(row["epoch_time_s"] > 0 and row["peak_memory_bytes"] > 0 for row in table)
 
 

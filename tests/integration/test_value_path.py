@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -76,6 +77,9 @@ def test_lr_keeps_its_name_and_value_from_file_to_table(tmp_path: Path) -> None:
     # -> optimiser -> lr_applied, read back at step 0
     events, _ = read_events(run.attempt(1).events())
     assert [e["lr_applied"] for e in events if e["event"] == "setup"] == [0.1]
+    # What it printed meanwhile.
+    (line,) = [text for text in _orchestrate(tmp_path, "logs", run_id).splitlines() if text.startswith("epoch")]
+    assert re.fullmatch(r"epoch 1/1: loss [\d.]+, [\d,]+ samples/s, test accuracy [\d.]+%", line)
     # -> result.json
     assert read_json(run.attempt(1).result)["lr_applied"] == 0.1
     # -> columns runs.lr and results.lr_applied
