@@ -19,6 +19,7 @@ with the same settings, what is left is the cost of messages, of launches and of
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import json
 import statistics
@@ -128,30 +129,15 @@ class _Bench:
 
     def task(self, strategy: str) -> Any:
         """For a strategy of one rank, or a pipeline's rank 0."""
-        import dataclasses
-
-        from workloads.engines import recipe, settings
-        from workloads.strategies.protocol import Task
+        from workloads.engines import recipe, torch_loop
         from workloads.world import World
 
-        options = self.config.strategy_options if strategy == "pipeline" else {}
-        config = dataclasses.replace(self.config, strategy=strategy, strategy_options=options)
+        config = self.config
+        if strategy != "pipeline":
+            one = f"{config.hardware.partition(':')[0]}:1"
+            config = dataclasses.replace(config, strategy=strategy, strategy_options={}, hardware=one)
         module = recipe.build_model(config, self.data, self.size)
-        return Task(
-            module=module,
-            config=config,
-            options=settings.strategy(config)[1],
-            world=World.from_environment({}),
-            device=self.device,
-            make_optimizer=recipe.make_optimizer(config),
-            forward=recipe.forward(config, self.device),
-            loss_sum=recipe.loss_sum(config),
-            backward=recipe.backward(),
-            set_training=recipe.set_training(config),
-            layers=lambda: recipe.layers(config, module),
-            example=recipe.example(self.loader),
-            devices=(self.device,),
-        )
+        return torch_loop.make_task(config, module, self.loader, World.from_environment({}), self.device)
 
     def time_s(self, *works: Callable[[], object]) -> list[float]:
         """Median seconds of each of some works that follow one another."""

@@ -38,12 +38,9 @@ def grouped(rows: Iterable[Mapping[str, Any]], by: Sequence[str], metrics: Seque
     Each metric becomes ``METRIC`` (median), ``METRIC_min`` and ``METRIC_max``. ``n`` counts the runs behind them:
     those that succeeded and did not diverge; ``failed`` and ``diverged`` count the others that ended.
     """
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in by), []).append(row)
     summaries = []
-    for key, members in groups.items():
-        sound = [row for row in members if row["measured_attempt"] is not None and not row["diverged"]]
+    for key, members in _groups(rows, by).items():
+        sound = list(filter(_is_sound, members))
         summary: dict[str, Any] = dict(zip(by, key, strict=True))
         summary["n"] = len(sound)
         summary["failed"] = sum(is_failed(row) for row in members)
@@ -60,11 +57,20 @@ def grouped(rows: Iterable[Mapping[str, Any]], by: Sequence[str], metrics: Seque
 def mixed(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> list[str]:
     """Settings in which runs behind the numbers of one group differ; seed and repetition are meant to."""
     names = [f.name for f in fields(TrainConfig) if f.name not in {"seed", "repeat", *by}]
+    groups = _groups(filter(_is_sound, rows), by).values()
+    return [name for name in names if any(len({row.get(name) for row in group}) > 1 for group in groups)]
+
+
+def _groups(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        if row["measured_attempt"] is not None and not row["diverged"]:
-            groups.setdefault(tuple(row[name] for name in by), []).append(row)
-    return [name for name in names if any(len({row.get(name) for row in group}) > 1 for group in groups.values())]
+        groups.setdefault(tuple(row[name] for name in by), []).append(row)
+    return groups
+
+
+def _is_sound(row: Mapping[str, Any]) -> bool:
+    """Whether a run's numbers count: it succeeded and did not diverge."""
+    return row["measured_attempt"] is not None and not row["diverged"]
 
 
 def is_failed(row: Mapping[str, Any]) -> bool:

@@ -212,12 +212,10 @@ def _data(workspace: Workspace, plan: Plan) -> Iterator[Finding]:
     for name in sorted({run.cell.train.dataset for run in plan.runs}):
         declaration = registry.find(registry.datasets(), name)
         assert declaration is not None, name
-        root = workspace.data_root
-        if declaration.needs_root and root is not None and not root.exists() and plan.site is not None:
-            what = f"{name}: {root} is not visible here, so it was not checked"
-            yield note("data", what, "orchestrate doctor --probe looks from a node")
+        if unseen := planner.out_of_sight(declaration, workspace.data_root, local=plan.site is None):
+            yield note("data", f"{name}: {unseen}", "orchestrate doctor --probe looks from a node")
             continue
-        problems = declaration.check(root, name)
+        problems = declaration.check(workspace.data_root, name)
         for problem in problems:
             yield fail("data", f"{name}: {problem.where}: {problem.what}", problem.fix)
         if not problems:

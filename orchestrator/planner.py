@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from db.queries import Duration, RunRecord
     from orchestrator.cluster import ClusterProfile
     from orchestrator.executors.machine import Machine
+    from workloads.registry import DatasetDeclaration
 
 log = logging.getLogger(__name__)
 
@@ -263,6 +264,13 @@ class _Shapes:
         return shape, "", ""
 
 
+def out_of_sight(declaration: DatasetDeclaration, root: Path | None, *, local: bool) -> str:
+    """Why a data set cannot be looked at from here, as when only a cluster's nodes see its disk; empty when it can."""
+    if local or not declaration.needs_root or root is None or root.exists():
+        return ""
+    return f"{root} is not visible here, so it was not checked"
+
+
 class _DataSets:
     """Presence and digest of each data set, looked up once."""
 
@@ -283,8 +291,8 @@ class _DataSets:
         for name in sorted(names):
             declaration = registry.find(registry.datasets(), name)
             assert declaration is not None
-            if declaration.needs_root and self._root is not None and not self._root.exists() and not self._local:
-                found.append(Check(False, f"data set {name}: {self._root} is not visible here, so it was not checked"))
+            if unseen := out_of_sight(declaration, self._root, local=self._local):
+                found.append(Check(False, f"data set {name}: {unseen}"))
                 continue
             problems = declaration.check(self._root, name)
             for problem in problems:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from orchestrator import matrix, resources
 from orchestrator.experiment import ExperimentSpec
 from orchestrator.grammar import FIGURES
+from workloads.contract import TrainConfig
 
 PREFIX = "published_"
 
@@ -35,8 +37,8 @@ def beside(rows: Sequence[Mapping[str, Any]], spec: ExperimentSpec) -> Iterator[
             yield {**row, **{PREFIX + name: None for name in names}, f"{PREFIX}on": None}
 
 
-_NOT_WORK = frozenset({"hardware", "cpus", "seed", "repeat"})
-"""Where and how often something was measured: the figures of others say where theirs were."""
+_WORK = frozenset(f.name for f in fields(TrainConfig)) - {"hardware", "cpus", "seed", "repeat"}
+"""All but where and how often something was measured: the figures of others say where theirs were."""
 
 
 def differences(rows: Sequence[Mapping[str, Any]], spec: ExperimentSpec) -> list[str]:
@@ -46,17 +48,20 @@ def differences(rows: Sequence[Mapping[str, Any]], spec: ExperimentSpec) -> list
         rows: measured runs, with the figures of others or without.
         spec: the file as it is, without ``--set``.
     """
-    cells = [cell.train.to_json() for cell in matrix.expand(spec, default_cpus=resources.default_cpus(None)).cells]
+    cells = {
+        _work(cell.train.to_json()) for cell in matrix.expand(spec, default_cpus=resources.default_cpus(None)).cells
+    }
+    runs = {_work(row) for row in rows if row.get(f"{PREFIX}on") is not None}
     found: set[str] = set()
-    for row in rows:
-        if row.get(f"{PREFIX}on") is None:
-            continue
-        options = row["strategy_options"]
-        measured = {**row, "strategy_options": json.loads(options) if isinstance(options, str) else options}
-        apart = [
-            {name for name in cell.keys() - _NOT_WORK if json.dumps(cell[name]) != json.dumps(measured.get(name))}
-            for cell in cells
-            if cell["model"] == row["model"] and cell["strategy"] == row["strategy"]
-        ]
+    for run in runs - cells:
+        named = {(name, value) for name, value in run if name in ("model", "strategy")}
+        apart = ({name for name, _ in run - cell} for cell in cells if named <= cell)
         found |= min(apart, key=len, default={"model", "strategy"})
     return sorted(found)
+
+
+def _work(settings: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    """The settings of a cell, or of a row of results, that say what was trained; values as JSON."""
+    options = settings["strategy_options"]
+    known = {**settings, "strategy_options": json.loads(options) if isinstance(options, str) else options}
+    return frozenset((name, json.dumps(known.get(name))) for name in _WORK)

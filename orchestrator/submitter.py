@@ -28,7 +28,7 @@ from orchestrator.errors import InputError, OperationError
 from orchestrator.executors import at_work
 from orchestrator.executors.endings import Exit
 from orchestrator.executors.entries import QueueFolder, check_runs_folder
-from orchestrator.executors.protocol import UNREACHABLE, Delivery, Receipt
+from orchestrator.executors.protocol import NO_ROOM, UNREACHABLE, Delivery, Receipt
 from orchestrator.executors.slurm import check_here
 from orchestrator.executors.slurm_records import SiteFolder, shape_key
 from orchestrator.resources import LOCAL
@@ -187,15 +187,14 @@ def send(
     every = [*receipts, *(receipt for _, receipt in earlier)]
     run_ids = {i.token: i.run_id for i in intents} | {sent.token: sent.run_id for sent, _ in earlier}
     held = [spec.run_id for spec, _ in free[len(fitting) :]]
-    unreachable = [receipt for receipt in every if receipt.reason == UNREACHABLE]
-    held += [run_ids[r.token] for r in every if r.state is State.PLANNED and r not in unreachable]
+    held += [run_ids[receipt.token] for receipt in every if receipt.reason == NO_ROOM]
     touched = {*run_ids.values(), *held}
     return Submitted(
         sent=done,
         resumed=[sent for sent, receipt in earlier if receipt.state is State.PENDING],
         skipped=[spec.run_id for spec, _ in wanted if spec.run_id not in touched],
         held=held,
-        refused=[receipt for receipt in every if receipt.state is State.FAILED] + unreachable,
+        refused=[receipt for receipt in every if receipt.state is State.FAILED or receipt.reason == UNREACHABLE],
         in_doubt=sum(receipt.state is State.SUBMITTING for receipt in every),
     )
 

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from workloads import provenance
+from workloads import provenance, registry
 from workloads.contract import RunSpec
 from workloads.errors import CodeChangedError
 from workloads.rundir import read_json, snapshots_folder
@@ -122,10 +122,12 @@ def installed_digest(name: str) -> str:
     return found.hexdigest()[:16] if locations else ""
 
 
-def code_digest(spec: RunSpec) -> str:
-    """Digest of the sources that carry out a run: what was submitted, once :func:`check` found it here; without a
-    snapshot that of ``workloads``, as nobody knows what else belongs to it."""
-    return spec.code_digest if spec.snapshot and spec.code_digest else provenance.code_digest()
+def digest_of_run(spec: RunSpec) -> str:
+    """In the job: digest of the sources that carry a run out. With plug-ins it is what was submitted, which
+    :func:`check` has found here: a copy is laid out otherwise than its source, and has another digest."""
+    if spec.snapshot and spec.code_digest and registry.foreign_packages(spec.train):
+        return spec.code_digest
+    return provenance.code_digest()
 
 
 def origins(name: str) -> list[Path]:

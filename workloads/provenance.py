@@ -95,7 +95,7 @@ def collect(code: str) -> dict[str, Any]:
     """What can be told without a framework; the engine adds what its framework knows.
 
     Args:
-        code: digest of the run's code, ``frozen.code_digest``.
+        code: digest of the run's code, ``frozen.digest_of_run``.
     """
     packages = installed_packages()
     return {

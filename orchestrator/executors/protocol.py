@@ -48,8 +48,10 @@ class Delivery:
             write_json(attempt.submission, {**self.about, "job_id": None}, durable=False)
 
 
+NO_ROOM = "no_room"
+"""Reason of what stays planned because this user's queue is full."""
 UNREACHABLE = "unreachable"
-"""Reason of what was not sent because the scheduler's commands find no scheduler: it stays planned."""
+"""Reason of what stays planned because the scheduler's commands find no scheduler."""
 
 
 @dataclass(frozen=True, slots=True)

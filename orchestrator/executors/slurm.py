@@ -27,7 +27,7 @@ from typing import Any
 from orchestrator.errors import OperationError
 from orchestrator.executors import at_work, slurm_commands, slurm_queries, slurm_queues
 from orchestrator.executors.endings import Exit, first_failure, hung_ranks, own_verdict, since_start
-from orchestrator.executors.protocol import UNREACHABLE, Delivery, Receipt, Verdict
+from orchestrator.executors.protocol import NO_ROOM, UNREACHABLE, Delivery, Receipt, Verdict
 from orchestrator.executors.slurm_queries import Newest, Seen, SeenArray
 from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, shape_key
 from orchestrator.executors.slurm_states import TOLD_TO_END, Phase, Witnesses, rank_codes_in, verdict
@@ -42,8 +42,6 @@ ADOPTION_GRACE_S = 20.0
 """An array that Slurm does not list for so long was not accepted: twice the time that its messages may take."""
 ADOPTION_POLL_S = 2.0
 CANCELS_PER_CALL = 200
-NO_ROOM = "no_room"
-"""Reason of what was refused only because this user's queue is full."""
 _SUBMIT_LIMIT = re.compile(r"Max\w*Submit\w*Limit|GrpSubmit\w*Limit")
 _NO_SLURM = re.compile(r"establish a configuration source|DNS SRV lookup failed")
 """What clients say that neither have a configuration nor find one: no controller was asked."""
@@ -271,11 +269,9 @@ class SlurmCluster:
             if error.fate is Fate.REFUSED:
                 self._arrays.discard(record)
                 said = error.answer.text or f"sbatch ended with exit code {error.answer.exit_code} and said nothing"
-                if _NO_SLURM.search(said):
-                    return [Receipt(d.token, State.PLANNED, reason=UNREACHABLE, message=said) for d in chunk]
-                if _SUBMIT_LIMIT.search(said):
-                    return [Receipt(d.token, State.PLANNED, reason=NO_ROOM, message=said) for d in chunk]
-                return [Receipt(d.token, State.FAILED, reason="refused", message=said) for d in chunk]
+                stays = UNREACHABLE if _NO_SLURM.search(said) else NO_ROOM if _SUBMIT_LIMIT.search(said) else ""
+                state = State.PLANNED if stays else State.FAILED
+                return [Receipt(d.token, state, reason=stays or "refused", message=said) for d in chunk]
             log.warning("sbatch did not say whether it took %s: %s", record.name, error.answer.text)
             return self._settle(record, patient=patient)
         return self._sent(record)

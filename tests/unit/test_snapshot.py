@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from orchestrator import snapshot, submitter
 from orchestrator.errors import InputError, OperationError
 from orchestrator.snapshot import Experiment
 from workloads import frozen, provenance, registry
-from workloads.contract import Execution, Expectation, RunSpec, TrainConfig
+from workloads.contract import TrainConfig
 from workloads.errors import CodeChangedError
 from workloads.frozen import Manifest
 
@@ -386,21 +387,14 @@ def test_a_source_that_cannot_be_read_is_told_by_those_who_need_it(
         digests()
 
 
-def test_a_job_tells_the_code_that_was_submitted_and_checked() -> None:
+def test_a_job_with_plug_ins_tells_the_code_that_was_submitted_and_checked(
+    plugin: Path, digests: Callable[[], tuple[str, str]], campaign: Any
+) -> None:
     """Whatever the copy looks like beside its source: links, data and namespace packages are not what they were."""
-    config = TrainConfig(model="cnn", dataset="digits", strategy="eager", hardware="cpu:1", cpus=1)
-    expect = Expectation(ranks=1, nodes=1, gpus_per_node=0, cpus_per_rank=1)
-    spec = RunSpec(
-        run_id=config.run_id(),
-        label="x",
-        experiment="x",
-        train=config,
-        execution=Execution(),
-        expect=expect,
-        target="local",
-        data_root="",
-        code_digest="c0de",
-        snapshot="5a9",
-    )
-    assert frozen.code_digest(spec) == "c0de"
-    assert frozen.code_digest(dataclasses.replace(spec, snapshot="")) == provenance.code_digest()
+    digests()
+    submitted = {"code_digest": "c0de", "snapshot": "5a9"}
+    with_plugin = dataclasses.replace(campaign.spec(strategy="frosty"), **submitted)
+    assert frozen.digest_of_run(with_plugin) == "c0de"
+    own = provenance.code_digest()
+    assert frozen.digest_of_run(dataclasses.replace(with_plugin, snapshot="")) == own
+    assert frozen.digest_of_run(dataclasses.replace(campaign.spec(), **submitted)) == own

@@ -85,7 +85,7 @@ def describe_world(job: Job, device: torch.device, communication: Communication)
     if own:
         world.check_distinct((r.node, r.device) for r in ranks)
     result = job.result
-    about = provenance.collect(frozen.code_digest(job.spec))
+    about = provenance.collect(frozen.digest_of_run(job.spec))
     result.world_size = job.world.size
     result.device_name = own.name if own else about["cpu_model"]
     result.devices_seen = len({(r.node, u) for r in ranks for u in r.visible}) if gpus else None

@@ -50,7 +50,7 @@ def train(job: Job) -> None:
     if job.spec.expect.gpus_per_node:
         check_distinct((s.node, _own_device(s, i, seen)) for i, s in enumerate(seen))
     result = job.result
-    about = provenance.collect(frozen.code_digest(job.spec))
+    about = provenance.collect(frozen.digest_of_run(job.spec))
     result.world_size = job.world.size
     result.cpus_seen = len({(s.node, core) for s in seen for core in s.cores})
     result.devices_seen = len({(s.node, device) for s in seen for device in s.devices}) or None

@@ -76,7 +76,7 @@ def describe_world(job: Job, devices: tuple[str, ...], initial_weights: str) -> 
         initial_weights: where they come from: ``torch`` or ``keras``.
     """
     gpus = (visible_gpus() or []) if devices[0].startswith("/GPU") else []
-    about = provenance.collect(frozen.code_digest(job.spec))
+    about = provenance.collect(frozen.digest_of_run(job.spec))
     result = job.result
     result.world_size = job.world.size
     result.device_name = gpus[0].name if gpus else about["cpu_model"]

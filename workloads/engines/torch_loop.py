@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workloads import checkpoint, loaders, measure
-from workloads.contract import Topology
+from workloads.contract import Topology, TrainConfig
 from workloads.engines import recipe, settings
 from workloads.engines.communication import Communication
 from workloads.engines.devices import choose_device, describe_world, devices_of, uuids
@@ -19,6 +19,7 @@ from workloads.engines.training import Training
 from workloads.job import Job
 from workloads.loaders import Batch, Loader, Shard
 from workloads.strategies.protocol import Prepares, Strategy, Task
+from workloads.world import World
 
 
 def train(job: Job) -> None:
@@ -60,11 +61,30 @@ def train(job: Job) -> None:
         shard=Shard(job.world.rank, job.world.size) if declaration.splits_batch else Shard(0, 1),
     )
     job.result.num_train_samples = loader.num_train
-    task = Task(
+    task = make_task(config, module, loader, job.world, device)
+    strategy: Strategy = declaration.create()(task)
+    job.pulse.beat()
+    backend = _Torch(strategy, loader, data.class_names, task.devices, communication)
+    prepare = cast(Prepares, strategy).prepare if config.compile != "off" else None
+    Training(job, backend, prepare, uuids(task.devices)).run()
+    strategy.close()
+    loader.close()
+    communication.close()
+
+
+def make_task(config: TrainConfig, module: nn.Module, loader: Loader, world: World, device: torch.device) -> Task:
+    """What the configured strategy is handed.
+
+    Args:
+        module: as :func:`workloads.engines.recipe.build_model` makes it.
+        device: this rank's.
+    """
+    declaration, options = settings.strategy(config)
+    return Task(
         module=module,
         config=config,
         options=options,
-        world=job.world,
+        world=world,
         device=device,
         make_optimizer=recipe.make_optimizer(config),
         forward=recipe.forward(config, device),
@@ -75,14 +95,6 @@ def train(job: Job) -> None:
         example=recipe.example(loader),
         devices=devices_of(device, config, declaration.topology(options)),
     )
-    strategy: Strategy = declaration.create()(task)
-    job.pulse.beat()
-    backend = _Torch(strategy, loader, data.class_names, task.devices, communication)
-    prepare = cast(Prepares, strategy).prepare if config.compile != "off" else None
-    Training(job, backend, prepare, uuids(task.devices)).run()
-    strategy.close()
-    loader.close()
-    communication.close()
 
 
 class _Torch:
