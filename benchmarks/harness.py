@@ -39,8 +39,20 @@ WARMUP_PAIRS = 40
 BLOCK_PAIRS = 20
 LEAST_BLOCKS = 10
 """Fewer ratios make no interval worth its name."""
-IMAGES = {32: 200_000, 224: 6_400}
+IMAGES = {28: 200_000, 32: 200_000, 224: 6_400}
 """Random pixels: both sides read the same ones, and no step depends on what they show."""
+SHAPES = [
+    ("resnet50", 32, 128, ("fp32", "bf16")),
+    ("resnet50", 32, 1024, ("fp32", "bf16")),
+    ("vit_tiny", 224, 128, ("fp32", "bf16")),
+    ("resnet50", 224, 128, ("bf16",)),
+    ("swin_tiny", 224, 128, ("bf16",)),
+    ("resnet18", 32, 128, ("fp32",)),
+    ("cnn", 28, 1024, ("fp32",)),
+]
+"""Model, image size, samples a device, precisions."""
+TINY = [("resnet18", 32, 8, ("fp32",))]
+TIMM = {"vit_tiny": "vit_tiny_patch16_224", "swin_tiny": "swin_tiny_patch4_window7_224"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +72,10 @@ class Case:
         return self.per_device * self.devices
 
     @property
+    def channels(self) -> int:
+        return 1 if self.model == "cnn" else 3
+
+    @property
     def name(self) -> str:
         return (
             f"{self.model} @{self.image_size} {self.precision} {self.strategy} x{self.devices}, "
@@ -69,12 +85,11 @@ class Case:
 
 def cases(devices: int, only: str, tiny: bool) -> list[Case]:
     """The table's rows: eager on one device and ddp on all."""
-    shapes = [("resnet18", 32, 8)] if tiny else [("resnet50", 32, 128), ("resnet50", 32, 1024), ("vit_tiny", 224, 128)]
     ways = [("eager", 1)] + ([("ddp", devices)] if devices > 1 else [])
-    precisions = ["fp32"] if tiny else ["fp32", "bf16"]
     found = [
         Case(model, size, per_device, strategy, precision, n)
-        for (model, size, per_device), (strategy, n), precision in itertools.product(shapes, ways, precisions)
+        for model, size, per_device, precisions in (TINY if tiny else SHAPES)
+        for (strategy, n), precision in itertools.product(ways, precisions)
     ]
     return [case for case in found if any(text in case.name for text in only.split(";"))]
 
@@ -96,7 +111,7 @@ def rank_main(case: Case, pairs: int, folder: Path) -> None:
     world = World.from_environment()
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", world.local_rank) if on_gpu else torch.device("cpu")
-    data = _random_images(case.image_size, IMAGES[case.image_size] if on_gpu else 2_000)
+    data = _random_images(case.image_size, case.channels, IMAGES[case.image_size] if on_gpu else 2_000)
     registry.datasets()["synthetic"] = dataclasses.replace(registry.datasets()["synthetic"], load=lambda *_: data)
     hand: list[_HandWritten] = []
     make = loaders.make
@@ -169,17 +184,12 @@ class _HandWritten:
     """The same steps as anybody would write them for one model on one data set."""
 
     def __init__(self, case: Case, world: Any, device: Any, data: Any) -> None:
-        import timm
         import torch
-        import torchvision
         from torch.nn.parallel import DistributedDataParallel
 
         self._case, self._device = case, device
         self._on_gpu = device.type == "cuda"
-        if case.model.startswith("resnet"):
-            model = getattr(torchvision.models, case.model)(num_classes=10).to(device)
-        else:
-            model = timm.create_model("vit_tiny_patch16_224", num_classes=10, img_size=case.image_size).to(device)
+        model = _model(case).to(device)
         self._model = model
         if case.devices > 1:  # the engine has made the process group
             self._model = DistributedDataParallel(
@@ -194,8 +204,8 @@ class _HandWritten:
         labels = torch.from_numpy(data.train.labels).to(device)
         self._order = torch.randperm(len(labels), device=device)
         self._labels = labels[self._order]
-        self._scale = torch.full((3, 1, 1), 1 / (255 * 0.25), device=device)
-        self._shift = torch.full((3, 1, 1), -2.0, device=device)
+        self._scale = torch.full((case.channels, 1, 1), 1 / (255 * 0.25), device=device)
+        self._shift = torch.full((case.channels, 1, 1), -2.0, device=device)
         self._rank = world.rank
         self._step = 0
         self._model.train()
@@ -255,6 +265,20 @@ class _HandWritten:
         }
 
 
+def _model(case: Case) -> Any:
+    """From its library; the study's network, which no library has, from here."""
+    import timm
+    import torchvision
+
+    from workloads import registry
+
+    if case.model in TIMM:
+        return timm.create_model(TIMM[case.model], num_classes=10, img_size=case.image_size)
+    if case.model == "cnn":
+        return registry.models()["cnn"].build(_spec(case, 1, False).train, case.channels, 10, case.image_size)
+    return getattr(torchvision.models, case.model)(num_classes=10)
+
+
 def _mark(on_gpu: bool) -> Any:
     import torch
 
@@ -265,22 +289,22 @@ def _mark(on_gpu: bool) -> Any:
     return event
 
 
-def _random_images(size: int, count: int) -> Any:
+def _random_images(size: int, channels: int, count: int) -> Any:
     import numpy as np
 
     from workloads.datasets.images import ImageData, Split
 
     generator = np.random.default_rng(0)
-    pixels = generator.integers(0, 256, (count, 3, size, size), dtype=np.uint8)
+    pixels = generator.integers(0, 256, (count, channels, size, size), dtype=np.uint8)
     labels = generator.integers(0, 10, count)
     return ImageData(
         train=Split(labels=labels, images=pixels, files=None),
         test=Split(labels=labels[:64], images=pixels[:64], files=None),
         class_names=tuple("abcdefghij"),
-        channels=3,
+        channels=channels,
         image_size=size,
-        mean=(0.5, 0.5, 0.5),
-        std=(0.25, 0.25, 0.25),
+        mean=(0.5,) * channels,
+        std=(0.25,) * channels,
         digest="",
     )
 

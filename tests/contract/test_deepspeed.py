@@ -8,6 +8,9 @@ gradients clipped to a norm of 1, DeepSpeed's default, by 0.005 to 3.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +106,31 @@ def test_evaluation_counts_every_sample_once(learned: dict[Any, Any], way: Way) 
     assert result.per_class == eager.per_class
     assert result.batch_norm_treatment == "frozen"
     assert len(result.memory_by_rank) == 2
+
+
+UUIDS = """
+import sys, types
+
+from workloads.strategies import deepspeed as strategy
+
+sys.modules["pynvml"] = types.SimpleNamespace(
+    NVMLError=OSError, nvmlInit=list, nvmlDeviceGetHandleByIndex=int, nvmlDeviceGetMemoryInfo=lambda _handle: None
+)
+task = types.SimpleNamespace(device=types.SimpleNamespace(type="cuda", index=1))
+accelerator = strategy._imported(task).accelerator.get_accelerator()
+accelerator.total_memory, accelerator.memory_allocated = (lambda _device: 80), (lambda _device: 30)
+print(type(accelerator).__name__, accelerator.available_memory(1))
+"""
+"""What DeepSpeed does with a GPU when it is made, on a machine that has none."""
+
+
+def test_gpus_may_be_named_by_uuid() -> None:
+    """As local mode names them; DeepSpeed would take every name for a number."""
+    if missing := missing_packages(DECLARATION):
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    uuids = {"CUDA_VISIBLE_DEVICES": "GPU-11111111-aaaa,GPU-22222222-bbbb", "DS_ACCELERATOR": "cuda"}
+    done = subprocess.run([sys.executable, "-c", UUIDS], env=os.environ | uuids, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["CUDA_Accelerator 50"], done.stderr
 
 
 def _farthest(one: Any, other: Any) -> float:

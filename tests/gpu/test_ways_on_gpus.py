@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
+from orchestrator.executors.machine import local_machine  # noqa: E402
 from tests.contract.conftest import data_root, launcher  # noqa: E402, F401 (fixtures)
 from tests.contract.ways import Way, ways  # noqa: E402
 
@@ -33,7 +35,16 @@ CLOSE_IN_SINGLE = 1e-6
 
 
 @pytest.fixture(scope="module")
+def named_by_uuid() -> Iterator[None]:
+    """As local mode names them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", ",".join(gpu.uuid for gpu in local_machine().gpus[:2]))
+        yield
+
+
+@pytest.fixture(scope="module")
 def losses(
+    named_by_uuid: None,
     request: pytest.FixtureRequest,
     launcher: Any,  # noqa: F811
     data_root: Path,  # noqa: F811

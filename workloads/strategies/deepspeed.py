@@ -169,6 +169,10 @@ def _imported(task: Task) -> Any:
     if task.device.type == "cpu":
         # An all-reduce through shared memory, which it would compile at every site anew; gloo does the same.
         importlib.import_module("deepspeed.ops").__dict__["__compatible_ops__"] = {}
+    else:
+        # It asks NVML for free memory by the numbers in CUDA_VISIBLE_DEVICES, where local mode and MIG have UUIDs.
+        # Without NVML it asks torch.
+        importlib.import_module("deepspeed.accelerator.cuda_accelerator").__dict__["pynvml"] = None
     return deepspeed
 
 
