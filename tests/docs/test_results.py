@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.bootstrap import interval
 from benchmarks.pipeline import StageTime, explained
+from orchestrator import experiment, matrix
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 NOT_IDENTITY = {"repeat", "run_id", "label"}
@@ -33,7 +35,7 @@ def _groups(folder: str) -> set[tuple[int, int, int]]:
     return {(round(statistics.median(g)), round(min(g)), round(max(g))) for g in groups.values()}
 
 
-@pytest.mark.parametrize("folder", ["h100-strategies", "h200"])
+@pytest.mark.parametrize("folder", ["h100-strategies", "h200", "h200-ways"])
 def test_rates_are_medians_of_the_runs(folder: str) -> None:
     """Every rate of the tables, as ``4246 (4244–4247)`` or, of a single run, ``49100``."""
     measured = _groups(folder)
@@ -89,16 +91,45 @@ def test_what_a_pipeline_loses_follows_from_its_stages() -> None:
         assert f"| {model} | {int(batch):,} | {' | '.join(times)} |".replace("%", " %") in text
 
 
-@pytest.mark.parametrize(("folder", "ratios"), [("h100-pair", 13), ("h200-pair", 14)])
-def test_the_harness_s_ratios_are_those_that_were_measured(folder: str, ratios: int) -> None:
-    """Ratios and intervals of the tables, and of the sentence about the case that was measured again."""
+def test_the_harness_s_ratios_are_those_that_were_measured() -> None:
+    """Ratios and intervals of the table, and of the sentence about the case that was measured again."""
     measured = {
         tuple(f"{value:.4f}" for value in (row["ratio"], *row["ratio_95"]))
-        for rows in json.loads((RESULTS / folder / "harness.json").read_text()).values()
+        for rows in json.loads((RESULTS / "h100-pair" / "harness.json").read_text()).values()
         for row in rows
     }
-    text = (RESULTS / folder / "README.md").read_text()
+    text = (RESULTS / "h100-pair" / "README.md").read_text()
     shown = re.findall(r"\| (\d\.\d{4}) \| (\d\.\d{4}) to (\d\.\d{4}) \|", text)
     shown += re.findall(r"ratio (\d\.\d{4}) \((\d\.\d{4}) to (\d\.\d{4})\)", text)
-    assert len(shown) == ratios
+    assert len(shown) == 13
     assert set(shown) <= measured
+
+
+def test_the_harness_s_ratios_over_all_hosts_are_those_of_all_pairs() -> None:
+    """No host and no case that was measured is left out, host by host or over all."""
+    text = (RESULTS / "h200-pair" / "README.md").read_text()
+    hosts = json.loads((RESULTS / "h200-pair" / "harness.json").read_text()).values()
+    blocks: defaultdict[str, list[float]] = defaultdict(list)
+    pairs: defaultdict[str, list[int]] = defaultdict(list)
+    for number, rows in enumerate(hosts, 1):
+        for row in rows:
+            low, high = row["ratio_95"]
+            verdict = "yes" if row["within_1_pct"] else "no"
+            assert f"| {row['case']} | {number} | {row['pairs']:,} | " in text
+            assert f" | {row['ratio']:.4f} ({low:.4f} to {high:.4f}) | {verdict} |" in text
+            blocks[row["case"]] += row["ratios"]
+            pairs[row["case"]].append(row["pairs"])
+    assert len(blocks) == 12
+    for case, ratios in blocks.items():
+        low, high = interval(ratios, statistics.median)
+        verdict = "yes" if low >= 0.99 and high <= 1.01 else "no"
+        found = f"{statistics.median(ratios):.4f} | {low:.4f} to {high:.4f} | {verdict}"
+        assert f"| {case} | {len(pairs[case])} | {sum(pairs[case]):,} | {found} |" in text
+
+
+@pytest.mark.parametrize("folder", [path.parent.name for path in sorted(RESULTS.glob("*/results.json"))])
+def test_every_run_follows_from_an_experiment_file_beside_it(folder: str) -> None:
+    """By the digest of what it trains."""
+    studies = [experiment.load(path, ()) for path in (RESULTS / folder).glob("*.toml")]
+    cells = [cell for s in studies for cell in matrix.expand(s, default_cpus=lambda *_: 1, data_root=None).cells]
+    assert {row["run_id"] for row in _rows(folder)} <= {cell.run_id for cell in cells}
