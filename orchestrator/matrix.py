@@ -14,7 +14,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -40,7 +41,8 @@ class Cell:
     execution: Execution
     run_id: str
     label: str
-    """For people, such as ``cnn-ddp-cpu2-s0-lr=0.1``: the keys that vary here. Not unique, of any length."""
+    """For people, such as ``cnn-ddp-cpu2-s0-lr=0.1``: what tells it from others here. Of any length; not unique where
+    only a condition tells cells apart."""
     published: tuple[Published, ...] = ()
 
 
@@ -61,12 +63,15 @@ class Matrix:
 
     cells: list[Cell] = field(default_factory=list)
     excluded: list[Excluded] = field(default_factory=list)
-    merged: int = 0
-    """Cells that were the same run as an earlier one."""
-    merged_labels: dict[str, int] = field(default_factory=dict)
+    merged_labels: Counter[str] = field(default_factory=Counter)
     """Label of the cell that stayed -> how many others became it."""
     notes: list[str] = field(default_factory=list)
     """What people should know: keys that mean nothing, conditions that no cell meets, what ``--set`` replaced."""
+
+    @property
+    def merged(self) -> int:
+        """Cells that were the same run as an earlier one."""
+        return sum(self.merged_labels.values())
 
 
 _DEFAULTS: dict[str, Value] = {
@@ -113,9 +118,10 @@ def expand(
     """
     _insist_on_a_sane_number(spec)
     judge = _Judge(spec, default_cpus, Rules(plugins or Plugins.installed(), data_root))
-    tail = _Tail(spec)
     matrix = Matrix()
     index: dict[str, int] = {}
+    again: Counter[int] = Counter()
+    other_limits: list[int] = []
     for values, own in _combinations(spec):
         verdict = judge.verdict(values, own)
         values.update(verdict.changes)
@@ -125,13 +131,22 @@ def expand(
         for key in EXECUTION_KEYS:
             del values[key]
         train = TrainConfig(**values, strategy_options=verdict.options)
-        cell = Cell(train, verdict.execution, train.run_id(), verdict.label + tail.of(values), verdict.published)
+        label = f"{verdict.label}-s{train.seed}"
+        cell = Cell(train, verdict.execution, train.run_id(), label, verdict.published)
         known = index.setdefault(cell.run_id, len(matrix.cells))
         if known == len(matrix.cells):
             matrix.cells.append(cell)
-        else:
-            _merge(matrix, known, cell)
-    matrix.notes = [*spec.overrides, *judge.notes(), *matrix.notes]
+            continue
+        again[known] += 1
+        if cell.execution != matrix.cells[known].execution:
+            other_limits.append(known)
+        matrix.cells[known] = _merged(matrix.cells[known], cell)
+    labels = _labels(matrix.cells, _varied(spec))
+    matrix.cells = [dataclasses.replace(cell, label=label) for cell, label in zip(matrix.cells, labels, strict=True)]
+    for i, others in again.items():
+        matrix.merged_labels[labels[i]] += others
+    twice = [f"{labels[i]} is asked for twice with different limits: the first ones count" for i in other_limits]
+    matrix.notes = [*spec.overrides, *judge.notes(), *twice]
     return matrix
 
 
@@ -158,16 +173,10 @@ def _combinations(spec: ExperimentSpec) -> Iterator[tuple[dict[str, Any], Row | 
         yield base | dict(include), include
 
 
-def _merge(matrix: Matrix, known: int, cell: Cell) -> None:
-    """Count a cell that is the same run as an earlier one, whose limits stay; published figures of both are kept."""
-    first = matrix.cells[known]
-    matrix.merged += 1
-    matrix.merged_labels[first.label] = matrix.merged_labels.get(first.label, 0) + 1
-    if cell.execution != first.execution:
-        matrix.notes.append(f"{first.label} is asked for twice with different limits: the first ones count")
-    more = tuple(published for published in cell.published if published not in first.published)
-    if more:
-        matrix.cells[known] = dataclasses.replace(first, published=first.published + more)
+def _merged(first: Cell, other: Cell) -> Cell:
+    """The same run asked for again: the first one's limits stay, and published figures of both."""
+    more = tuple(published for published in other.published if published not in first.published)
+    return dataclasses.replace(first, published=first.published + more) if more else first
 
 
 def _fields(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -308,33 +317,46 @@ def _execution(values: Mapping[str, Any]) -> Execution:
     )
 
 
-class _Tail:
-    """The end of labels: the seed, and every other key that axes or includes give more than one value.
+def _varied(spec: ExperimentSpec) -> list[str]:
+    """The keys that axes or includes give more than one value, but for those that every label begins with.
 
     What only a conditional block sets is left out, because the keys of its condition tell it.
     """
+    base = _DEFAULTS | dict(spec.defaults)
+    seen: dict[str, set[Value]] = {key: set() for key in base}
+    for product in spec.products:
+        rows = [row for axis in product.axes for row in axis.rows]
+        axes = {key for row in rows for key in row}
+        for row in [*rows, {key: value for key, value in base.items() if key not in axes}]:
+            _see(seen, row)
+    for include in spec.includes:
+        _see(seen, base | dict(include))
+    elsewhere = {"model", "strategy", "hardware", "seed", *EXECUTION_KEYS}
+    varied = [key for key in KEYS if len(seen[key]) > 1 and key not in elsewhere]
+    return sorted(varied, key=lambda key: key == "cpus")  # they mostly follow from something that says more
 
-    def __init__(self, spec: ExperimentSpec) -> None:
-        base = _DEFAULTS | dict(spec.defaults)
-        seen: dict[str, set[Value]] = {key: set() for key in base}
-        for product in spec.products:
-            rows = [row for axis in product.axes for row in axis.rows]
-            axes = {key for row in rows for key in row}
-            for row in [*rows, {key: value for key, value in base.items() if key not in axes}]:
-                _see(seen, row)
-        for include in spec.includes:
-            _see(seen, base | dict(include))
-        elsewhere = {"model", "strategy", "hardware", "seed", *EXECUTION_KEYS}
-        self._keys = [key for key in KEYS if len(seen[key]) > 1 and key not in elsewhere]
 
-    def of(self, values: Mapping[str, Value]) -> str:
-        """``-s0-lr=0.1`` for one cell."""
-        tail = f"-s{values['seed']}"
-        for key in self._keys:
-            value = values[key]
-            if value is not None:
-                tail += f"-{key}={show(value) if isinstance(value, bool) else value}"
-        return tail
+def _labels(cells: Sequence[Cell], keys: Sequence[str]) -> list[str]:
+    """``cnn-ddp-cpu2-s0-lr=0.1``: where labels begin alike, each key that tells more of them apart."""
+    alike: defaultdict[str, list[int]] = defaultdict(list)
+    for i, cell in enumerate(cells):
+        alike[cell.label].append(i)
+    labels = [cell.label for cell in cells]
+    for members in alike.values():
+        found = 1
+        for key in keys:
+            if found == len(members):
+                break
+            longer = [labels[i] + _told(key, getattr(cells[i].train, key)) for i in members]
+            if len(set(longer)) > found:
+                found = len(set(longer))
+                for i, label in zip(members, longer, strict=True):
+                    labels[i] = label
+    return labels
+
+
+def _told(key: str, value: Value) -> str:
+    return "" if value is None else f"-{key}={show(value) if isinstance(value, bool) else value}"
 
 
 def _see(seen: dict[str, set[Value]], row: Row) -> None:

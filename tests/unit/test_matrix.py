@@ -60,17 +60,17 @@ def test_cells_come_in_file_order_with_the_last_axis_fastest() -> None:
     hardware = ["cpu:1", "cpu:2"]
     """
     assert labels(text) == [
-        "cnn-eager-cpu1-s0-batch_size=32-lr=0.1",
-        "cnn-ddp-cpu2-s0-batch_size=32-lr=0.1",
-        "cnn-eager-cpu1-s0-batch_size=64-lr=0.2",
-        "cnn-ddp-cpu2-s0-batch_size=64-lr=0.2",
-        "vit_tiny-eager-cpu1-s0-batch_size=32-lr=0.1",
-        "vit_tiny-ddp-cpu2-s0-batch_size=32-lr=0.1",
-        "vit_tiny-eager-cpu1-s0-batch_size=64-lr=0.2",
-        "vit_tiny-ddp-cpu2-s0-batch_size=64-lr=0.2",
-        "cnn-eager-cpu1-s5-batch_size=64-lr=0.05",
-        "cnn-ddp-cpu2-s5-batch_size=64-lr=0.05",
-        "resnet18-eager-cpu1-s0-batch_size=64-lr=0.05",
+        "cnn-eager-cpu1-s0-batch_size=32",
+        "cnn-ddp-cpu2-s0-batch_size=32",
+        "cnn-eager-cpu1-s0-batch_size=64",
+        "cnn-ddp-cpu2-s0-batch_size=64",
+        "vit_tiny-eager-cpu1-s0-batch_size=32",
+        "vit_tiny-ddp-cpu2-s0-batch_size=32",
+        "vit_tiny-eager-cpu1-s0-batch_size=64",
+        "vit_tiny-ddp-cpu2-s0-batch_size=64",
+        "cnn-eager-cpu1-s5",
+        "cnn-ddp-cpu2-s5",
+        "resnet18-eager-cpu1-s0",
     ]
 
 
@@ -110,6 +110,25 @@ def test_a_cell_has_every_value_where_it_belongs() -> None:
         time_limit_s=5400, mem_bytes=8 * 2**30, checkpoint_every=2, hang_timeout_s=30, retries=3
     )
     assert cell.label == "cnn-ddp(bucket_cap_mb=50)-cpu2-s0"
+
+
+def test_labels_say_what_tells_cells_apart_and_no_more() -> None:
+    """Not what goes with the model or with another key that is there, nor what another matrix varies."""
+    text = """
+    [[matrix]]
+    model = ["cnn", "vit_tiny"]
+    repeat = [0, 1]
+    zip = [{ batch_size = [8, 16], cpus = [1, 2] }]
+    [[matrix]]
+    model = "resnet18"
+    dataset = "synthetic"
+    steps = 20
+    lr = [0.1, 0.2]
+    """
+    found = labels(text)
+    assert found[:2] == ["cnn-eager-cpu1-s0-repeat=0-batch_size=8", "cnn-eager-cpu1-s0-repeat=0-batch_size=16"]
+    assert found[-2:] == ["resnet18-eager-cpu1-s0-lr=0.1", "resnet18-eager-cpu1-s0-lr=0.2"]
+    assert len(set(found)) == len(found) == 10
 
 
 def test_the_order_of_axes_comments_and_limits_plan_nothing_new() -> None:
@@ -166,7 +185,7 @@ def test_when_blocks_apply_in_file_order_and_see_each_other() -> None:
     ]
     assert (cells.merged, cells.merged_labels) == (
         1,
-        {"vit_tiny-eager-cpu1-s0-lr=0.3": 1},
+        {"vit_tiny-eager-cpu1-s0": 1},
     )
 
 
