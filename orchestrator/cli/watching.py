@@ -93,27 +93,34 @@ class Screen:
         self._keyboard = sys.stdin.fileno() if sys.stdin.isatty() else None
         self._terminal: Any = None
         self._handlers: dict[int, Any] = {}
+        self._signal = 0
+        """What the main thread was interrupted by."""
 
     def __enter__(self) -> None:
-        if self._keyboard is not None:
-            self._terminal = termios.tcgetattr(self._keyboard)
-            tty.setcbreak(self._keyboard)
-        # Whoever started us may have had SIGINT ignored, and leaving needs it.
-        for number, handler in ((signal.SIGTERM, _terminated), (signal.SIGINT, signal.default_int_handler)):
-            self._handlers[number] = signal.signal(number, handler)
-        self._live.start()
-        self._thread.start()
+        try:
+            if self._keyboard is not None:
+                self._terminal = termios.tcgetattr(self._keyboard)
+                tty.setcbreak(self._keyboard)
+            # Whoever started us may have had SIGINT ignored, and leaving needs it.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._handlers[number] = signal.signal(number, self._interrupted)
+            self._live.start()
+            self._thread.start()
+        except BaseException:  # a signal can come as soon as it has a handler
+            self.__exit__(None, None, None)
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
             self._closed.set()
             self._ring()
-            self._thread.join(PATIENCE_S)
+            if self._thread.ident is not None:
+                self._thread.join(PATIENCE_S)
             self._live.stop()
         finally:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
-            if self._keyboard is not None:
+            if self._keyboard is not None and self._terminal is not None:
                 # What was typed and not read is not for the shell.
                 termios.tcsetattr(self._keyboard, termios.TCSAFLUSH, self._terminal)
 
@@ -127,11 +134,21 @@ class Screen:
             raise self._error
         return not self._left.is_set()
 
+    def _interrupted(self, number: int, _frame: FrameType | None) -> None:
+        """Leave what the main thread is at, unless it leaves already."""
+        if self._closed.is_set():
+            return
+        self._signal = number
+        self._ring()
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
     def _ring(self) -> None:
         os.write(self._bell, b"!")
 
     def _serve(self) -> None:
         """The other thread: keys and drawing."""
+        # A signal that this thread took would not wake the main one from what it waits for.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         try:
             while not self._closed.is_set():
                 self._draw()
@@ -161,6 +178,8 @@ class Screen:
         ready, _, _ = select.select(sources, [], [], DRAW_S)
         if self._news in ready:
             os.read(self._news, 4096)
+        if self._signal:
+            self._insist(self._signal)
         if self._keyboard not in ready:
             return
         assert self._keyboard is not None
@@ -178,10 +197,10 @@ class Screen:
     def _leave(self) -> None:
         """Let the main thread go; interrupt it when it looks at something that takes long."""
         self._left.set()
-        if not self._closed.wait(PATIENCE_S):
+        self._insist(signal.SIGINT)
+
+    def _insist(self, number: int) -> None:
+        """Interrupt the main thread until it closes this: in an import, say, Python drops what a handler raises."""
+        while not self._closed.wait(PATIENCE_S):
             with contextlib.suppress(ProcessLookupError):
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-
-def _terminated(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+                signal.pthread_kill(threading.main_thread().ident or 0, number)

@@ -390,10 +390,24 @@ tracker.refresh = lambda *a, **k: time.sleep(120)
 """
 
 
-def test_leaving_does_not_wait_for_a_slow_answer(workspace: Path) -> None:
-    """Slurm may take a minute to answer; q takes two seconds at most, SIGTERM leaves the terminal in order too."""
+DEAF = """
+import time
+from orchestrator import tracker
+def refresh(*a, **k):
+    try:
+        time.sleep(120)
+    except BaseException:
+        time.sleep(120)
+tracker.refresh = refresh
+"""
+"""As in the callbacks of an import, where Python prints an exception and goes on."""
+
+
+@pytest.mark.parametrize("patch", [SLOW, DEAF], ids=["slow", "deaf"])
+def test_leaving_does_not_wait_for_a_slow_answer(workspace: Path, patch: str) -> None:
+    """Slurm may take a minute to answer; q takes seconds at most, SIGTERM leaves the terminal in order too."""
     for key, code in (("q", 0), ("", 128 + signal.SIGTERM)):
-        terminal = Terminal.start(workspace, "watch", patch=SLOW)
+        terminal = Terminal.start(workspace, "watch", patch=patch)
         before = terminal.modes()
         terminal.until("looking ...")
         started = time.monotonic()
@@ -404,6 +418,25 @@ def test_leaving_does_not_wait_for_a_slow_answer(workspace: Path) -> None:
         terminal.until(LEFT)
         assert terminal.process.wait(10) in {code, 130} and time.monotonic() - started < 8
         assert terminal.modes() == before
+
+
+EARLY = """
+import os, signal
+from rich.live import Live
+start = Live.start
+def start_and_be_ended(live, refresh=False):
+    start(live, refresh)
+    os.kill(os.getpid(), signal.SIGTERM)
+Live.start = start_and_be_ended
+"""
+
+
+def test_a_signal_while_the_screen_is_set_up_leaves_the_terminal_in_order(workspace: Path) -> None:
+    terminal = Terminal.start(workspace, "watch", patch=EARLY)
+    before = terminal.modes()
+    terminal.until(LEFT)
+    assert terminal.process.wait(10) == 128 + signal.SIGTERM
+    assert terminal.modes() == before
 
 
 def test_watch_without_a_terminal_prints_lines_until_all_is_over(workspace: Path) -> None:
