@@ -28,7 +28,7 @@ from pydantic import ValidationError
 from orchestrator import tomlfile
 from orchestrator.errors import ExperimentError, InputError, Mistake
 from orchestrator.grammar import FIGURES, FileTable, PublishedTable, ZipTable, structure_mistakes, unknown_key_hint
-from orchestrator.keys import KEYS, Table, Value, as_list
+from orchestrator.keys import KEYS, StrategyChoice, StrategyMatch, Table, Value, as_list
 from orchestrator.overrides import apply as apply_overrides
 from orchestrator.plugins import Plugins
 from orchestrator.tomlfile import TomlError
@@ -36,8 +36,8 @@ from orchestrator.tomlfile import TomlError
 Row = Mapping[str, Value]
 """Values of some training keys."""
 
-Condition = Mapping[str, frozenset[Value]]
-"""Key to the values that meet it; all keys must. A strategy is matched by name, whatever its options."""
+Condition = Mapping[str, frozenset[Value | StrategyMatch]]
+"""Key to the values that meet it; all keys must."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,17 @@ class ExperimentSpec:
     published: tuple[PublishedRule, ...]
     overrides: tuple[str, ...] = ()
     """What ``--set`` replaced, in words."""
+
+
+def meets(values: Mapping[str, Value], condition: Condition) -> bool:
+    """Whether a cell with these values is one that the condition is about."""
+    return all(_is_one_of(values.get(key), wanted) for key, wanted in condition.items())
+
+
+def _is_one_of(value: Value, wanted: Set[Value | StrategyMatch]) -> bool:
+    if isinstance(value, StrategyChoice):
+        return any(isinstance(one, StrategyMatch) and one.met_by(value) for one in wanted)
+    return value in wanted
 
 
 def load(path: Path, sets: Sequence[str] = (), *, plugins: Plugins | None = None) -> ExperimentSpec:

@@ -48,6 +48,19 @@ class StrategyChoice(NamedTuple):
         return f"{self.name}({','.join(f'{key}={_option_text(value)}' for key, value in self.options)})"
 
 
+class StrategyMatch(NamedTuple):
+    """What a condition asks of a strategy: its name, and the options that it names."""
+
+    name: str
+    options: tuple[tuple[str, OptionValue, OptionValue], ...] = ()
+    """(option, wanted value, default)"""
+
+    def met_by(self, choice: StrategyChoice) -> bool:
+        """Whether this is the strategy, however its other options stand."""
+        chosen = dict(choice.options)
+        return self.name == choice.name and all(chosen.get(key, default) == v for key, v, default in self.options)
+
+
 Value = bool | int | float | str | StrategyChoice | None
 """What a key may hold once it is checked; ``None`` only for a key that nobody set."""
 
@@ -98,7 +111,16 @@ def _plugin(kind: str) -> Any:
 
 
 def _strategy(value: object, info: ValidationInfo) -> StrategyChoice:
-    """A strategy's name, or a table with ``name`` and options."""
+    name, options = _named(value, info)
+    return StrategyChoice(name, tuple((key, given) for key, given, default in options if given != default))
+
+
+def _strategy_match(value: object, info: ValidationInfo) -> StrategyMatch:
+    return StrategyMatch(*_named(value, info))
+
+
+def _named(value: object, info: ValidationInfo) -> tuple[str, tuple[tuple[str, OptionValue, OptionValue], ...]]:
+    """Of a strategy's name, or a table with ``name`` and options: the name, and each (option, value, default)."""
     plugins: Plugins = info.context["plugins"] if info.context else Plugins.installed()
     names = plugins.names("strategy")
     if isinstance(value, str):
@@ -124,7 +146,7 @@ def _strategy(value: object, info: ValidationInfo) -> StrategyChoice:
         ) from error
     given = {key: tuple(v) if isinstance(v, list) else v for key, v in checked.items()}
     defaults = {option.name: option.default for option in declaration.options}
-    return StrategyChoice(name, tuple(sorted((k, v) for k, v in given.items() if v != defaults[k])))
+    return name, tuple((key, given[key], defaults[key]) for key in sorted(given))
 
 
 @cache
@@ -243,8 +265,8 @@ def _one_or_more(kind: Any) -> Any:
     return Annotated[list[kind], BeforeValidator(as_list), Field(min_length=1)]
 
 
-_MATCH_TYPES: dict[str, Any] = {**_TYPES, "strategy": _plugin("strategy")}
-"""A condition names a strategy whatever its options."""
+_MATCH_TYPES: dict[str, Any] = {**_TYPES, "strategy": Annotated[StrategyMatch, PlainValidator(_strategy_match)]}
+"""A condition names a strategy, whatever the options that it leaves open."""
 
 if TYPE_CHECKING:
     Values: TypeAlias = Table

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ExperimentError, Mistake
-from orchestrator.experiment import Condition, ExperimentSpec, Published, Row
+from orchestrator.experiment import Condition, ExperimentSpec, Published, Row, meets
 from orchestrator.keys import KEYS, REQUIRED, StrategyChoice, Value
 from orchestrator.plugins import Plugins
 from orchestrator.rules import READ, Rules
@@ -270,12 +270,10 @@ class _Judge:
         )
 
     def _meets(self, kind: str, i: int, values: Mapping[str, Value], condition: Condition) -> bool:
-        for key, wanted in condition.items():
-            value = values[key]
-            if (value.name if isinstance(value, StrategyChoice) else value) not in wanted:
-                return False
-        self._met.add((kind, i))
-        return True
+        met = meets(values, condition)
+        if met:
+            self._met.add((kind, i))
+        return met
 
     def _exclusion(self, values: Mapping[str, Value]) -> tuple[str, str]:
         for i, exclude in enumerate(self._spec.excludes):

@@ -8,8 +8,9 @@ from dataclasses import fields
 from typing import Any
 
 from orchestrator import matrix, resources
-from orchestrator.experiment import ExperimentSpec
+from orchestrator.experiment import ExperimentSpec, meets
 from orchestrator.grammar import FIGURES
+from orchestrator.keys import StrategyChoice
 from workloads.contract import TrainConfig
 
 PREFIX = "published_"
@@ -25,11 +26,8 @@ def beside(rows: Sequence[Mapping[str, Any]], spec: ExperimentSpec) -> Iterator[
     """Each row with ``published_FIGURE`` and ``published_on``; as often as figures of others belong to it."""
     names = figures(spec)
     for row in rows:
-        found = [
-            rule.published
-            for rule in spec.published
-            if all(row.get(key) in wanted for key, wanted in rule.match.items())
-        ]
+        settings = {**row, "strategy": _choice(row)}
+        found = [rule.published for rule in spec.published if meets(settings, rule.match)]
         for published in found:
             theirs = {PREFIX + name: published.figures.get(name) for name in names}
             yield {**row, **theirs, f"{PREFIX}on": published.on}
@@ -58,6 +56,13 @@ def differences(rows: Sequence[Mapping[str, Any]], spec: ExperimentSpec) -> list
         apart = ({name for name, _ in run - cell} for cell in cells if named <= cell)
         found |= min(apart, key=len, default={"model", "strategy"})
     return sorted(found)
+
+
+def _choice(row: Mapping[str, Any]) -> StrategyChoice:
+    options = json.loads(row["strategy_options"])
+    return StrategyChoice(
+        row["strategy"], tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in options.items())
+    )
 
 
 def _work(settings: Mapping[str, Any]) -> frozenset[tuple[str, str]]:

@@ -13,7 +13,7 @@ import pytest
 from orchestrator import experiment, keys
 from orchestrator.errors import ExperimentError, InputError
 from orchestrator.experiment import ExperimentSpec
-from orchestrator.keys import StrategyChoice
+from orchestrator.keys import StrategyChoice, StrategyMatch
 from orchestrator.plugins import Plugins
 from workloads.contract import EXECUTION_KEYS, TrainConfig
 from workloads.registry import Option
@@ -105,7 +105,7 @@ def test_the_grammar_of_the_design() -> None:
         "strategy": StrategyChoice("ddp", (("bucket_cap_mb", 50),)),
         "hardware": "a100:4x2",
     }
-    assert spec.whens[0].conditions == {"strategy": frozenset({"ddp"}), "seed": frozenset({1, 2})}
+    assert spec.whens[0].conditions == {"strategy": frozenset({StrategyMatch("ddp")}), "seed": frozenset({1, 2})}
     assert spec.whens[0].values == {"batch_size": 512}
     assert spec.excludes[0].match["hardware"] == frozenset({"a100:2"})
     assert spec.includes[0]["lr"] == 1.0 and isinstance(spec.includes[0]["lr"], float)
@@ -176,7 +176,7 @@ def test_all_mistakes_come_at_once_each_in_its_place() -> None:
         if = { strategy = "dpd", lr = "x" }
         sets = { batch_size = 512 }
         [[exclude]]
-        match = { model = "vit" }
+        match = { model = "vit", strategy = ["ddp", { name = "ddp", static = true }] }
         [[include]]
         lr = 2
         model = "cnn"
@@ -222,6 +222,7 @@ def test_all_mistakes_come_at_once_each_in_its_place() -> None:
         "when[0].sets": ('unknown key "sets"', 'did you mean "set"?'),
         "when[0]": ('there is no "set" here', 'add "set"'),
         "exclude[0].match.model": ('there is no model "vit"', ""),
+        "exclude[0].match.strategy[1].static": ('unknown key "static"', 'did you mean "static_graph"?'),
         "exclude[0]": ('there is no "why" here', 'add "why"'),
         "include[0]": ("no hardware for these cells", "add hardware here or under [defaults]"),
         "published[0].test_accuracy": ("99.1 is not an accuracy from 0 to 1", "write 0.991"),

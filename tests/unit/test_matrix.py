@@ -253,6 +253,39 @@ def test_excluded_cells_name_their_options() -> None:
     assert (excluded.fields["strategy"], excluded.fields["strategy_options"]) == ("ddp", {"bucket_cap_mb": 1})
 
 
+def test_a_condition_may_ask_for_options_of_a_strategy() -> None:
+    """Those that it names: a default counts where a cell has none, and the other options do not matter."""
+    cells = expand(
+        """
+        [matrix]
+        strategy = [
+          "ddp",
+          { name = "ddp", static_graph = true },
+          { name = "ddp", bucket_cap_mb = 1 },
+          { name = "ddp", bucket_cap_mb = 1, static_graph = true },
+        ]
+        hardware = "cpu:2"
+        [[when]]
+        if = { strategy = { name = "ddp", static_graph = false } }
+        set = { lr = 0.5 }
+        [[exclude]]
+        match = { strategy = ["fsdp", { name = "ddp", bucket_cap_mb = 1, static_graph = true }] }
+        why = "said twice"
+        [[published]]
+        match = { strategy = { name = "ddp", static_graph = true } }
+        test_accuracy = 0.9
+        on = "paper"
+        """
+    )
+    assert [(c.label, c.train.lr, len(c.published)) for c in cells.cells] == [
+        ("cnn-ddp-cpu2-s0", 0.5, 0),
+        ("cnn-ddp(static_graph=true)-cpu2-s0", 0.05, 1),
+        ("cnn-ddp(bucket_cap_mb=1)-cpu2-s0", 0.5, 0),
+    ]
+    (excluded,) = cells.excluded
+    assert excluded.fields["strategy_options"] == {"bucket_cap_mb": 1, "static_graph": True}
+
+
 def test_all_cells_excluded_is_told_by_an_empty_list() -> None:
     everything = expand('[matrix]\nseed = [0, 1]\n[[exclude]]\nmatch = { model = "cnn" }\nwhy = "no"')
     assert (everything.cells, len(everything.excluded)) == ([], 2)

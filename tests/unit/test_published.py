@@ -91,6 +91,20 @@ def test_published_figures_stand_right_of_measured_ones(measured: None, capsys: 
     assert [(row["strategy"], row["published_on"]) for row in rows] == [("eager", "paper"), ("local_sgd", None)]
 
 
+def test_figures_of_a_strategy_with_options_stand_beside_runs_that_have_them(
+    campaign: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    campaign.done(strategy="gpipe", strategy_options={"balance": [1, 1], "chunks": 2}, hardware="cpu:2")
+    campaign.done(strategy="gpipe", hardware="cpu:2", seed=1)
+    study = STUDY.replace('{ strategy = ["eager", "ddp"] }', '{ strategy = { name = "gpipe", balance = [1, 1] } }')
+    (tmp_path / "experiment.toml").write_text(study)
+    monkeypatch.chdir(tmp_path)
+    open_store("results.db").close()
+    assert run(["results", "--published", "--select", "seed", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["seed"], row["published_on"]) for row in rows] == [(0, "paper"), (1, None)]
+
+
 def test_runs_that_are_not_the_published_work_are_said_to_be_others(
     measured: None, campaign: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
