@@ -149,6 +149,8 @@ def _total(found: Found) -> str:
 
 
 def _size(size_bytes: int) -> str:
+    if size_bytes == 1:
+        return "1 byte"
     total = float(size_bytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if total < 1024 or unit == "GiB":

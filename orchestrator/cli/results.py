@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli import output
+from orchestrator.cli import completion, output
 from orchestrator.cli.workspace import (
     DEFAULT_DATABASE,
     DEFAULT_EXPERIMENT,
@@ -74,14 +74,38 @@ def results(
     where: Annotated[
         list[str] | None,
         typer.Option(
-            "--where", "-w", metavar="KEY=VALUE", help="Only runs for which this holds; = != < <= > >= ~; repeatable."
+            "--where",
+            "-w",
+            metavar="KEY=VALUE",
+            help="Only runs for which this holds; = != < <= > >= ~; repeatable.",
+            autocompletion=completion.column,
         ),
     ] = None,
-    select: Annotated[str, typer.Option("--select", "-s", metavar="KEY,...", help="The columns to show.")] = "",
-    group_by: Annotated[
-        str, typer.Option("--group-by", "-g", metavar="KEY,...", help="Show median (min–max) over runs alike in these.")
+    select: Annotated[
+        str,
+        typer.Option(
+            "--select", "-s", metavar="KEY,...", help="The columns to show.", autocompletion=completion.columns
+        ),
     ] = "",
-    sort: Annotated[str, typer.Option("--sort", metavar="KEY", help="Sort by this column; -KEY for descending.")] = "",
+    group_by: Annotated[
+        str,
+        typer.Option(
+            "--group-by",
+            "-g",
+            metavar="KEY,...",
+            help="Show median (min–max) over runs alike in these.",
+            autocompletion=completion.columns,
+        ),
+    ] = "",
+    sort: Annotated[
+        str,
+        typer.Option(
+            "--sort",
+            metavar="KEY",
+            help="Sort by this column; -KEY for descending.",
+            autocompletion=completion.column,
+        ),
+    ] = "",
     published: Annotated[
         bool, typer.Option("--published", help="Beside each figure, the one that the experiment file has of others.")
     ] = False,

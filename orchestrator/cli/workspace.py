@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.cli import completion
 from workloads.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,13 +21,22 @@ ExperimentOption = Annotated[
 ClusterOption = Annotated[
     Path | None,
     typer.Option(
-        "--cluster", "-c", help="The cluster file, or the name of a shipped profile.", envvar="ORCHESTRATE_CLUSTER"
+        "--cluster",
+        "-c",
+        help="The cluster file, or the name of a shipped profile.",
+        envvar="ORCHESTRATE_CLUSTER",
+        autocompletion=completion.cluster_names,
     ),
 ]
 LocalOption = Annotated[bool, typer.Option("--local", help="Run on this machine instead of a cluster.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a training key for this once; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a training key for this once; repeatable.",
+        autocompletion=completion.settings,
+    ),
 ]
 RunsOption = Annotated[Path, typer.Option("--runs", help="The folder of run directories.", envvar="ORCHESTRATE_RUNS")]
 DatabaseOption = Annotated[

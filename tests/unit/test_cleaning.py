@@ -286,7 +286,7 @@ def test_yes_removes_and_says_how_much(campaign: Campaign, typed: Typed) -> None
     """Then there is nothing more to do."""
     run = trained(campaign)
     code, stdout, _ = typed("--keep", "none", "--yes")
-    assert "1,010 bytes" in stdout, "the table has the unit of the sum below it"
+    assert "1,010 bytes" in stdout and " 1 byte " in stdout, "the table has the unit of the sum below it"
     assert code == 0 and stdout.endswith("1,011 bytes removed\n") and not run.checkpoint.exists()
     assert typed("--keep", "none", "--yes")[:2] == (0, "nothing to remove by these rules\n")
     code, stdout, _ = typed("--logs", "--yes", "--json")

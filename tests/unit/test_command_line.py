@@ -167,6 +167,22 @@ def test_shell_completion_completes_studies_and_profiles(tmp_path: Path) -> None
     assert _completed(tmp_path, "orchestrate init --cluster --profile so") == ["sol"]
 
 
+def test_shell_completion_completes_what_options_take(tmp_path: Path) -> None:
+    """Keys and columns, also the last of several; clusters that are shipped, and files."""
+    (tmp_path / "solar.toml").touch()
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites" / "sol.toml").touch()
+    assert _completed(tmp_path, "orchestrate plan --set batch") == ["batch_size=", "batch_norm="]
+    assert _completed(tmp_path, "orchestrate plan --set model=res") == ["model=resnet18", "model=resnet50"]
+    assert _completed(tmp_path, "orchestrate plan --cluster sol") == ["sol", "solar.toml"]
+    assert _completed(tmp_path, "orchestrate plan --cluster sit") == ["sites/"]
+    assert _completed(tmp_path, "orchestrate plan --cluster sites/") == ["sites/sol.toml"]
+    assert _completed(tmp_path, "orchestrate results --where test_acc") == ["test_accuracy"]
+    assert _completed(tmp_path, "orchestrate results --select label,test_acc") == ["label,test_accuracy"]
+    assert _completed(tmp_path, "orchestrate results --group-by mod") == ["model"]
+    assert _completed(tmp_path, "orchestrate results --sort test_acc") == ["test_accuracy"]
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_shell_completion_of_runs_is_silent_where_there_are_none(tmp_path: Path, damaged: bool) -> None:
     """No database, or one that cannot be read: nothing is offered, nothing is printed, nothing is made."""
