@@ -13,25 +13,25 @@ Slurm has answered for a while that it knows no such job is the record discarded
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import shutil
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import OperationError
 from orchestrator.executors import at_work, slurm_commands, slurm_queries, slurm_queues
-from orchestrator.executors.endings import Exit, first_failure, hung_ranks, own_verdict, since_start
+from orchestrator.executors.endings import Exit
 from orchestrator.executors.protocol import NO_ROOM, UNREACHABLE, Delivery, Receipt, Verdict
-from orchestrator.executors.slurm_queries import Newest, Seen, SeenArray
+from orchestrator.executors.slurm_queries import Newest, SeenArray
 from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, shape_key
-from orchestrator.executors.slurm_states import TOLD_TO_END, Phase, Witnesses, rank_codes_in, verdict
-from orchestrator.quantities import format_memory, parse_time_limit
+from orchestrator.executors.slurm_states import verdict
+from orchestrator.executors.slurm_witnesses import Evidence, Place
+from orchestrator.quantities import parse_time_limit
 from workloads import frozen
 from workloads.contract import State
 from workloads.rundir import AttemptDir, jobs_folder, read_json
@@ -45,30 +45,12 @@ CANCELS_PER_CALL = 200
 _SUBMIT_LIMIT = re.compile(r"Max\w*Submit\w*Limit|GrpSubmit\w*Limit")
 _NO_SLURM = re.compile(r"establish a configuration source|DNS SRV lookup failed")
 """What clients say that neither have a configuration nor find one: no controller was asked."""
-_LOG_TAIL_BYTES = 4096
-_MEMORY_LIMIT = re.compile(
-    r"oom.kill|out.of.memory|exceeded (job |step )?memory limit|memory limit .*being killed", re.I
-)
-
 _NO_SBATCH = "submit did not finish, and there is no sbatch here; orchestrate submit on a login node goes on with it"
 
 REFUSAL_HINT = (
     "the site says no more than that; check, in the cluster file: max_submit (jobs you may have queued), time_limit "
     "against the queue's max_time, the pair of partition and qos, the type of GPU, the account"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where an attempt is among the arrays."""
-
-    record: ArrayRecord
-    index: int
-
-    @property
-    def job_id(self) -> str | None:
-        """None until Slurm is known to have the array."""
-        return f"{self.record.job_id}_{self.index}" if self.record.job_id is not None else None
 
 
 class SlurmCluster:
@@ -164,10 +146,11 @@ class SlurmCluster:
         places = _index(self._arrays.open(self._site.name))
         submit_host = at_work.elsewhere(self._runs)
         submit_alive = bool(submit_host) or at_work.here(self._runs)
+        evidence = Evidence(self._runs, self._site, self._arrays)
         verdicts, ends = [], []
         for attempt, token, recorded in wanted:
             place = places.get(token)
-            witnesses = self._witnesses(attempt, token, recorded, place, newest)
+            witnesses = evidence.of(attempt, token, recorded, place, newest)
             found = verdict(replace(witnesses, submit_alive=submit_alive, submit_host=submit_host))
             if not found.state.live and found.state is not State.SUCCEEDED and witnesses.exit is None:
                 end = Exit(found.state, found.reason, found.message, nodes=witnesses.node)
@@ -215,7 +198,7 @@ class SlurmCluster:
 
     # --- sending ---
 
-    def _places(self) -> dict[str, _Place]:
+    def _places(self) -> dict[str, Place]:
         return _index(self._arrays.open(self._site.name))
 
     def _chunks(self, deliveries: Sequence[Delivery]) -> Iterator[list[Delivery]]:
@@ -350,79 +333,7 @@ class SlurmCluster:
             if job_ids := [record.job_id] if record.job_id else seen.job_ids:
                 self._adopt(record, job_ids)
 
-    def _witnesses(
-        self, attempt: AttemptDir, token: str, recorded: State, place: _Place | None, newest: Newest
-    ) -> Witnesses:
-        said = own_verdict(attempt)
-        ended = Exit.read(attempt)
-        if place is None or ended is not None or (said is not None and said.state is State.SUCCEEDED):
-            sent = recorded is not State.SUBMITTING or place is not None
-            return Witnesses(recorded=recorded, phase=Phase.UNKNOWN, result=said, exit=ended, sent=sent)
-        record, index = place.record, place.index
-        array = newest.arrays.get(record.name, SeenArray())
-        seen = array.tasks.get(index)
-        phase = self._phase(record, seen, newest)
-        over_s = _over_s(newest, token, phase)
-        life_at = _last_sign_of_life(attempt)
-        started = life_at is not None or self._script_log(record, index).exists()
-        witnesses = Witnesses(
-            recorded=recorded,
-            phase=phase,
-            state=seen.state if seen else "",
-            reason=seen.reason if seen else "",
-            result=said,
-            started=started,
-            started_since=life_at is not None and life_at > newest.heard_at,
-            silent_s=None if life_at is None else time.time() - life_at,
-            over_s=over_s,
-            array_known=bool(array.job_ids),
-            elapsed_s=seen.elapsed_s if seen else None,
-            sent=record.job_id is not None,
-            requeue=self._site.requeue,
-            cancelling=self._arrays.is_cancelled(record, index),
-            node=seen.node if seen else "",
-        )
-        if phase in {Phase.ENDED, Phase.ABSENT}:
-            return self._with_last_words(witnesses, attempt, record, index, seen)
-        return witnesses
-
-    def _phase(self, record: ArrayRecord, seen: Seen | None, newest: Newest) -> Phase:
-        if seen is not None:
-            return seen.phase
-        # An answer from before it was sent says nothing, nor does one that is not whole.
-        heard_after = newest.heard_at > record.asked_at and not newest.problem and not newest.accounting_failed
-        return Phase.ABSENT if heard_after else Phase.UNKNOWN
-
-    def _with_last_words(
-        self, witnesses: Witnesses, attempt: AttemptDir, record: ArrayRecord, index: int, seen: Seen | None
-    ) -> Witnesses:
-        """What is looked at only when a task has ended: how, in whose words, with what limits."""
-        about = {**record.about, **record.tasks[index].about}
-        shape = about.get("shape") or {}
-        ranks = int(shape.get("nodes") or 1) * int(shape.get("ranks_per_node") or 1)
-        logs = jobs_folder(self._runs) / str(record.job_id)
-        script_log = _tail(self._script_log(record, index))
-        errors = [_tail(logs / f"{record.job_id}_{index}_{rank}_log.err") for rank in range(ranks)]
-        interrupts = since_start(attempt, "interrupt")
-        memory = shape.get("mem_bytes")
-        codes = rank_codes_in(script_log, ranks)
-        # The rank that went first has more to say than those that were ended for it.
-        blamed = [errors[rank] for rank, code in enumerate(codes) if code not in {None, 0, TOLD_TO_END}]
-        said = [_last_line(text) for text in (*(blamed or errors), script_log)]
-        return replace(
-            witnesses,
-            failure=first_failure(attempt, ranks),
-            hung=hung_ranks(attempt, ranks),
-            told_by=str(interrupts[-1].get("signal", "")) if interrupts else "",
-            exit_code=seen.exit_code if seen else None,
-            rank_codes=codes,
-            limit_s=about.get("time_limit_s"),
-            memory=format_memory(memory) if isinstance(memory, int) and memory else "",
-            out_of_memory=bool(seen and seen.out_of_memory) or bool(_MEMORY_LIMIT.search(script_log + "".join(errors))),
-            last_words=next((text for text in said if text), ""),
-        )
-
-    def _conclude(self, ends: Iterable[tuple[AttemptDir, _Place | None, Exit]]) -> None:
+    def _conclude(self, ends: Iterable[tuple[AttemptDir, Place | None, Exit]]) -> None:
         """Write how attempts ended, also of those whose jobs did not come to making their folders."""
         ends = list(ends)
         missing: dict[str, tuple[ArrayRecord, list[int]]] = {}
@@ -436,9 +347,6 @@ class SlurmCluster:
         for attempt, _, end in ends:
             end.write(attempt)
 
-    def _script_log(self, record: ArrayRecord, index: int) -> Path:
-        return jobs_folder(self._runs) / f"slurm-{record.job_id}_{index}.out"
-
     def _close_ended(self, records: Sequence[ArrayRecord], live: Collection[str]) -> None:
         for record in records:
             places = [task.directory(self._runs) for task in record.tasks if task.token not in live]
@@ -446,43 +354,8 @@ class SlurmCluster:
                 self._arrays.close(record)
 
 
-def _index(records: Iterable[ArrayRecord]) -> dict[str, _Place]:
-    return {task.token: _Place(record, i) for record in records for i, task in enumerate(record.tasks)}
-
-
-def _over_s(newest: Newest, token: str, phase: Phase) -> float:
-    """Seconds since an attempt was first found neither waiting nor active."""
-    if phase in {Phase.WAITING, Phase.ACTIVE}:
-        newest.over_since.pop(token, None)
-        return 0.0
-    if phase is Phase.UNKNOWN:
-        return 0.0
-    now = time.time()
-    return max(0.0, now - newest.over_since.setdefault(token, now))
-
-
-def _last_sign_of_life(attempt: AttemptDir) -> float | None:
-    newest = None
-    for path in (attempt.progress(0), attempt.events(), attempt.owner):
-        with contextlib.suppress(OSError):
-            newest = max(newest or 0.0, path.stat().st_mtime)
-    return newest
-
-
-def _tail(path: Path) -> str:
-    try:
-        with open(path, "rb") as stream:
-            stream.seek(max(0, stream.seek(0, 2) - _LOG_TAIL_BYTES))
-            return stream.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _last_line(text: str) -> str:
-    """The last line that is not of Slurm's or submitit's own talk."""
-    lines = [line.strip() for line in text.strip().splitlines()]
-    own = [line for line in lines if not re.match(r"submitit (INFO|WARNING)|srun: |slurmstepd: ", line)]
-    return (own or lines or [""])[-1]
+def _index(records: Iterable[ArrayRecord]) -> dict[str, Place]:
+    return {task.token: Place(record, i) for record in records for i, task in enumerate(record.tasks)}
 
 
 def _object(path: Path) -> Mapping[str, Any]:
