@@ -54,11 +54,31 @@ def grouped(rows: Iterable[Mapping[str, Any]], by: Sequence[str], metrics: Seque
     return summaries
 
 
+ORIGINS = {
+    "device_name": "hardware",
+    "dataset_digest": "dataset",
+    "code_digest": "",
+    "packages_digest": "",
+}
+"""Columns of where and of what a result was made, which no setting tells; and the setting that goes with each."""
+
+
 def mixed(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> list[str]:
-    """Settings in which runs behind the numbers of one group differ; seed and repetition are meant to."""
-    names = [f.name for f in fields(TrainConfig) if f.name not in {"seed", "repeat", *by}]
+    """Columns in which runs behind the numbers of one group differ; seed and repetition are meant to.
+
+    Settings, and origins: the device that was found, the data, the code and the packages, where they are known.
+    """
     groups = _groups(filter(_is_sound, rows), by).values()
-    return [name for name in names if any(len({row.get(name) for row in group}) > 1 for group in groups)]
+    names = [f.name for f in fields(TrainConfig) if f.name not in {"seed", "repeat", *by}]
+    settings = [name for name in names if any(len({row.get(name) for row in group}) > 1 for group in groups)]
+    origins = [
+        name
+        for name, setting in ORIGINS.items()
+        if name not in by
+        and setting not in settings
+        and any(len({row.get(name) for row in group} - {None, ""}) > 1 for group in groups)
+    ]
+    return [*settings, *origins]
 
 
 def _groups(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:

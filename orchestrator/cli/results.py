@@ -166,6 +166,10 @@ def results(
         output.talk(
             f"note: some rows are over runs that differ in {', '.join(unlike)}: group by them too, or use --where"
         )
+        if not {"code_digest", "packages_digest", "dataset_digest"}.isdisjoint(unlike):
+            output.talk(
+                "note: orchestrate plan says which of them are stale, orchestrate submit --stale runs those again"
+            )
     if others is not None and (apart := differences(shown, experiments.load(experiment, []))):
         output.talk(
             f"note: not the work of the published figures: these runs differ from the file in {', '.join(apart)}"

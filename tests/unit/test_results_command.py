@@ -91,6 +91,20 @@ def test_group_by_gives_median_and_range_over_seeds(study: Any, capsys: pytest.C
     ]
 
 
+def test_a_group_over_results_of_other_code_or_cards_says_so(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, code in ((7, "one"), (8, "other")):
+        study.done(seed=seed, result={"provenance": {"code_digest": code}})
+    _, err = _out(capsys, "results", "--group-by", "strategy,hardware")
+    assert "some rows are over runs that differ in code_digest: group by them too, or use --where" in err
+    assert "orchestrate submit --stale runs those again" in err
+    _, err = _out(capsys, "results", "--group-by", "strategy,hardware,code_digest")
+    assert "differ" not in err
+    for seed, card in ((9, "H100"), (10, "H200")):
+        study.done(seed=seed, result={"device_name": card})
+    _, err = _out(capsys, "results", "--group-by", "strategy,hardware,code_digest")
+    assert "differ in device_name" in err and "--stale" not in err
+
+
 def test_rows_of_several_experiments_say_which(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert "experiment" not in _out(capsys, "results")[0]
     study.done(seed=9, experiment="résumé 实验")

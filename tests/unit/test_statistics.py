@@ -72,3 +72,16 @@ def test_groups_of_unlike_runs_are_found_out() -> None:
     assert mixed(rows, ["model"]) == ["epochs"]
     assert mixed(rows, ["model", "epochs"]) == []
     assert mixed(rows, ["seed"]) == ["model", "compile"]
+
+
+def test_groups_of_runs_of_unlike_origin_are_found_out() -> None:
+    """The same settings on other cards, of other code; what is not known of a run tells nothing, nor what goes with a
+    setting that differs anyway."""
+    rows = [
+        _row("cnn", 0.9, hardware="gpu:1", device_name="NVIDIA H100", code_digest="a", packages_digest=None),
+        _row("cnn", 0.8, hardware="gpu:1", device_name="NVIDIA H200", code_digest="b", packages_digest="c"),
+    ]
+    assert mixed(rows, ["model"]) == ["device_name", "code_digest"]
+    assert mixed(rows, ["model", "device_name"]) == []
+    rows[1]["hardware"] = "a100:1"
+    assert mixed(rows, ["model"]) == ["hardware", "code_digest"]
