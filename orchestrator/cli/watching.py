@@ -94,35 +94,45 @@ class Screen:
         self._terminal: Any = None
         self._handlers: dict[int, Any] = {}
         self._signal = 0
-        """What the main thread was interrupted by."""
+        """What the main thread was told to end by."""
+        self._ready = False
+        """Whether the screen is up: while it is set up or put away, no signal's handler raises."""
+        self._raised = False
 
     def __enter__(self) -> None:
+        # Whoever started us may have had SIGINT ignored, and leaving needs it.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
+            if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+                self._handlers[number] = signal.signal(number, self._interrupted)
         try:
             if self._keyboard is not None:
                 self._terminal = termios.tcgetattr(self._keyboard)
-                tty.setcbreak(self._keyboard)
-            # Whoever started us may have had SIGINT ignored, and leaving needs it.
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._handlers[number] = signal.signal(number, self._interrupted)
+                _read_keys(self._keyboard)
             self._live.start()
             self._thread.start()
-        except BaseException:  # a signal can come as soon as it has a handler
+            self._ready = True
+            if self._signal:
+                raise _ending(self._signal)
+        except BaseException:
             self.__exit__(None, None, None)
             raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ready = False
+        self._closed.set()
+        self._ring()
         try:
-            self._closed.set()
-            self._ring()
             if self._thread.ident is not None:
                 self._thread.join(PATIENCE_S)
-            self._live.stop()
+            with contextlib.suppress(OSError):  # of a terminal that is gone
+                self._live.stop()
         finally:
-            for number, handler in self._handlers.items():
-                signal.signal(number, handler)
             if self._keyboard is not None and self._terminal is not None:
                 # What was typed and not read is not for the shell.
-                termios.tcsetattr(self._keyboard, termios.TCSAFLUSH, self._terminal)
+                with contextlib.suppress(termios.error):
+                    termios.tcsetattr(self._keyboard, termios.TCSAFLUSH, self._terminal)
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
 
     def show(self, seen: Overview) -> None:
         self._seen = seen
@@ -135,12 +145,12 @@ class Screen:
         return not self._left.is_set()
 
     def _interrupted(self, number: int, _frame: FrameType | None) -> None:
-        """Leave what the main thread is at, unless it leaves already."""
-        if self._closed.is_set():
-            return
+        """Leave what the main thread is at, unless it is setting up or leaving anyway."""
         self._signal = number
         self._ring()
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        if self._ready and not self._raised:
+            self._raised = True
+            raise _ending(number)
 
     def _ring(self) -> None:
         os.write(self._bell, b"!")
@@ -202,5 +212,18 @@ class Screen:
     def _insist(self, number: int) -> None:
         """Interrupt the main thread until it closes this: in an import, say, Python drops what a handler raises."""
         while not self._closed.wait(PATIENCE_S):
+            self._raised = False
             with contextlib.suppress(ProcessLookupError):
                 signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+
+def _ending(number: int) -> BaseException:
+    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+
+
+def _read_keys(keyboard: int) -> None:
+    """Take keys one by one and unseen, also those typed before; Ctrl-Z would leave the terminal so."""
+    tty.setcbreak(keyboard, termios.TCSANOW)
+    modes = termios.tcgetattr(keyboard)
+    modes[6][termios.VSUSP] = b"\0"
+    termios.tcsetattr(keyboard, termios.TCSANOW, modes)

@@ -422,21 +422,50 @@ def test_leaving_does_not_wait_for_a_slow_answer(workspace: Path, patch: str) ->
 
 EARLY = """
 import os, signal
-from rich.live import Live
-start = Live.start
-def start_and_be_ended(live, refresh=False):
-    start(live, refresh)
-    os.kill(os.getpid(), signal.SIGTERM)
-Live.start = start_and_be_ended
+def then_ended(before):
+    def function(*arguments):
+        answer = before(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return answer
+    return function
 """
+MOMENTS = {
+    "the keys are read": "import tty\ntty.setcbreak = then_ended(tty.setcbreak)",
+    "the screen is entered": "from rich.console import Console as C\nC.set_alt_screen = then_ended(C.set_alt_screen)",
+    "the screen is up": "from rich.live import Live\nLive.start = then_ended(Live.start)",
+    "it leaves": "import threading\nthreading.Thread.join = then_ended(threading.Thread.join)",
+}
 
 
-def test_a_signal_while_the_screen_is_set_up_leaves_the_terminal_in_order(workspace: Path) -> None:
-    terminal = Terminal.start(workspace, "watch", patch=EARLY)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_signal_at_any_moment_leaves_the_terminal_in_order(workspace: Path, moment: str) -> None:
+    """While it is set up, or put away for an earlier signal."""
+    terminal = Terminal.start(workspace, "watch", patch=EARLY + MOMENTS[moment])
     before = terminal.modes()
+    if moment == "it leaves":
+        terminal.until("epoch 1/4, 50 samples/s")
+        terminal.process.terminate()
     terminal.until(LEFT)
     assert terminal.process.wait(10) == 128 + signal.SIGTERM
     assert terminal.modes() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT], ids=str)
+def test_other_signals_leave_the_terminal_in_order(workspace: Path, number: signal.Signals) -> None:
+    terminal = Terminal.start(workspace, "watch")
+    before = terminal.modes()
+    terminal.until("epoch 1/4, 50 samples/s")
+    terminal.process.send_signal(number)
+    terminal.until(LEFT)
+    assert terminal.process.wait(10) == 128 + number
+    assert terminal.modes() == before
+
+
+def test_keys_typed_before_the_screen_is_up_count(workspace: Path) -> None:
+    terminal = Terminal.start(workspace, "watch", patch="import time\ntime.sleep(0.5)")
+    terminal.type("q")
+    terminal.until("nothing was stopped")
+    assert terminal.process.wait(10) == 0
 
 
 def test_watch_without_a_terminal_prints_lines_until_all_is_over(workspace: Path) -> None:
