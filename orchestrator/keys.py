@@ -128,7 +128,8 @@ def _named(value: object, info: ValidationInfo) -> tuple[str, tuple[tuple[str, O
     elif isinstance(value, dict) and isinstance(value.get("name"), str):
         name, options = value["name"], {key: given for key, given in value.items() if key != "name"}
     else:
-        raise refuse(f"{show(value)} is not a strategy", 'write "ddp", or { name = "ddp", OPTION = VALUE }')
+        what = "a strategy without a name" if isinstance(value, dict) else f"{show(value)} is not a strategy"
+        raise refuse(what, 'write "ddp", or { name = "ddp", OPTION = VALUE }')
     declaration = registry.find(plugins.strategies, name)
     if declaration is None:
         raise refuse(f"there is no strategy {show(name)}", _instead(name, names))

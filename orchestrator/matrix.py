@@ -41,8 +41,7 @@ class Cell:
     execution: Execution
     run_id: str
     label: str
-    """For people, such as ``cnn-ddp-cpu2-s0-lr=0.1``: what tells it from others here. Of any length; not unique where
-    only a condition tells cells apart."""
+    """For people, such as ``cnn-ddp-cpu2-s0-lr=0.1``: what tells it from others here. Of any length."""
     published: tuple[Published, ...] = ()
 
 
@@ -74,7 +73,7 @@ class Matrix:
         return sum(self.merged_labels.values())
 
 
-_DEFAULTS: dict[str, Value] = {
+DEFAULTS: dict[str, Value] = {
     f.name: None if f.default is dataclasses.MISSING else f.default
     for f in dataclasses.fields(TrainConfig)
     if f.name != "strategy_options"
@@ -162,7 +161,7 @@ def _insist_on_a_sane_number(spec: ExperimentSpec) -> None:
 
 def _combinations(spec: ExperimentSpec) -> Iterator[tuple[dict[str, Any], Row | None]]:
     """The values of every cell before conditions, and an include's own values."""
-    base = _DEFAULTS | dict(spec.defaults)
+    base = DEFAULTS | dict(spec.defaults)
     for product in spec.products:
         for rows in itertools.product(*(axis.rows for axis in product.axes)):
             values = base.copy()
@@ -183,7 +182,7 @@ def _fields(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, 
     fields = {
         key: value
         for key, value in values.items()
-        if key not in EXECUTION_KEYS and (key in _ALWAYS_SHOWN or value != _DEFAULTS[key])
+        if key not in EXECUTION_KEYS and (key in _ALWAYS_SHOWN or value != DEFAULTS[key])
     }
     return fields | ({"strategy_options": dict(options)} if options else {})
 
@@ -285,8 +284,8 @@ class _Judge:
         changes = {}
         for key, holds, others, because in _MEANINGLESS:
             for other in others if holds(values[key]) else ():
-                if values[other] != _DEFAULTS[other]:
-                    changes[other] = _DEFAULTS[other]
+                if values[other] != DEFAULTS[other]:
+                    changes[other] = DEFAULTS[other]
                     self._ignored[f"{other} means nothing {because}: it tells no runs apart there"] = None
         return changes
 
@@ -316,11 +315,8 @@ def _execution(values: Mapping[str, Any]) -> Execution:
 
 
 def _varied(spec: ExperimentSpec) -> list[str]:
-    """The keys that axes or includes give more than one value, but for those that every label begins with.
-
-    What only a conditional block sets is left out, because the keys of its condition tell it.
-    """
-    base = _DEFAULTS | dict(spec.defaults)
+    """The keys that may differ between cells, but for those that every label begins with."""
+    base = DEFAULTS | dict(spec.defaults)
     seen: dict[str, set[Value]] = {key: set() for key in base}
     for product in spec.products:
         rows = [row for axis in product.axes for row in axis.rows]
@@ -329,6 +325,8 @@ def _varied(spec: ExperimentSpec) -> list[str]:
             _see(seen, row)
     for include in spec.includes:
         _see(seen, base | dict(include))
+    for when in spec.whens:
+        _see(seen, when.values)
     elsewhere = {"model", "strategy", "hardware", "seed", *EXECUTION_KEYS}
     varied = [key for key in KEYS if len(seen[key]) > 1 and key not in elsewhere]
     return sorted(varied, key=lambda key: key == "cpus")  # they mostly follow from something that says more
@@ -345,7 +343,7 @@ def _labels(cells: Sequence[Cell], keys: Sequence[str]) -> list[str]:
         for key in keys:
             if found == len(members):
                 break
-            longer = [labels[i] + _told(key, getattr(cells[i].train, key)) for i in members]
+            longer = [labels[i] + _told(key, cells[i].train) for i in members]
             if len(set(longer)) > found:
                 found = len(set(longer))
                 for i, label in zip(members, longer, strict=True):
@@ -353,8 +351,11 @@ def _labels(cells: Sequence[Cell], keys: Sequence[str]) -> list[str]:
     return labels
 
 
-def _told(key: str, value: Value) -> str:
-    return "" if value is None else f"-{key}={show(value) if isinstance(value, bool) else value}"
+def _told(key: str, train: TrainConfig) -> str:
+    value = getattr(train, key)
+    if value is None or (key == "epochs" and train.steps is not None):
+        return ""
+    return f"-{key}={show(value) if isinstance(value, bool) else value}"
 
 
 def _see(seen: dict[str, set[Value]], row: Row) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import itertools
 from pathlib import Path
 
 import typer
@@ -37,25 +39,42 @@ def study_names(incomplete: str) -> list[str]:
 
 
 def cluster_names(incomplete: str) -> list[str]:
-    """What ``--cluster`` takes: shipped profiles, and files here."""
+    """What ``--cluster`` takes: shipped profiles, and files here or in a folder here."""
     folder, slash, begun = incomplete.rpartition("/")
-    here = sorted(Path(folder + slash or ".").glob(f"{glob.escape(begun)}*"))
-    files = [
-        f"{folder}{slash}{path.name}{'/' * path.is_dir()}" for path in here if path.is_dir() or path.suffix == ".toml"
-    ]
+    files: list[str] = []
+    with contextlib.suppress(OSError):
+        where = Path(folder + slash or ".")
+        found = (where.glob(f"{glob.escape(begun)}{rest}") for rest in ("*.toml", "*/*.toml"))
+        files = sorted(folder + slash + str(path.relative_to(where)) for path in itertools.chain(*found))
     return [*profile_names(incomplete), *files]
 
 
 def settings(incomplete: str) -> list[str]:
-    """``KEY=`` of ``--set``; behind it, what is installed of models, data sets and strategies."""
-    from orchestrator.keys import KEYS
-    from orchestrator.plugins import Plugins
+    """``KEY=`` of ``--set``; of the only key that is meant, what it may be: installed names, or its default.
 
-    key, assigned, value = incomplete.partition("=")
-    if not assigned:
-        return [f"{name}=" for name in KEYS if name.startswith(key)]
-    known = Plugins.installed().names(key) if key in ("model", "dataset", "strategy") else ()
-    return [f"{key}={name}" for name in known if name.startswith(value)]
+    Two words at least for one key, so that a shell stops behind the ``=`` that they share.
+    """
+    from orchestrator.keys import KEYS
+
+    key, assigned, _ = incomplete.partition("=")
+    meant = [name for name in KEYS if (name == key if assigned else name.startswith(key))]
+    if len(meant) > 1:
+        return [f"{name}=" for name in meant]
+    return [text for name in meant for text in _worded(name) if text.startswith(incomplete)]
+
+
+def _worded(key: str) -> list[str]:
+    from orchestrator.matrix import DEFAULTS
+    from orchestrator.plugins import Plugins
+    from orchestrator.tomlfile import show
+    from workloads.contract import EXECUTION_KEYS
+
+    if key in ("model", "dataset", "strategy"):
+        return [f"{key}={name.removesuffix('*')}" for name in Plugins.installed().names(key)]
+    default = DEFAULTS[key]
+    if default is None or key in EXECUTION_KEYS:
+        return [f"{key}="]
+    return [f"{key}=", f"{key}={default if isinstance(default, str) else show(default)}"]
 
 
 def column(incomplete: str) -> list[str]:

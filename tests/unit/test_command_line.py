@@ -173,10 +173,15 @@ def test_shell_completion_completes_what_options_take(tmp_path: Path) -> None:
     (tmp_path / "sites").mkdir()
     (tmp_path / "sites" / "sol.toml").touch()
     assert _completed(tmp_path, "orchestrate plan --set batch") == ["batch_size=", "batch_norm="]
+    assert _completed(tmp_path, "orchestrate plan --set batch_s") == ["batch_size=", "batch_size=128"]
+    assert _completed(tmp_path, "orchestrate plan --set time") == ["time_limit="]
+    assert _completed(tmp_path, "orchestrate plan --set mod")[:2] == ["model=char_transformer", "model=cnn"]
     assert _completed(tmp_path, "orchestrate plan --set model=res") == ["model=resnet18", "model=resnet50"]
+    assert _completed(tmp_path, "orchestrate plan --set model = res") == [], "bash takes words apart there"
     assert _completed(tmp_path, "orchestrate plan --cluster sol") == ["sol", "solar.toml"]
-    assert _completed(tmp_path, "orchestrate plan --cluster sit") == ["sites/"]
+    assert _completed(tmp_path, "orchestrate plan --cluster sit") == ["sites/sol.toml"]
     assert _completed(tmp_path, "orchestrate plan --cluster sites/") == ["sites/sol.toml"]
+    assert _completed(tmp_path, f"orchestrate plan --cluster {'a/' * 5000}") == []
     assert _completed(tmp_path, "orchestrate results --where test_acc") == ["test_accuracy"]
     assert _completed(tmp_path, "orchestrate results --select label,test_acc") == ["label,test_accuracy"]
     assert _completed(tmp_path, "orchestrate results --group-by mod") == ["model"]

@@ -166,7 +166,7 @@ def test_all_mistakes_come_at_once_each_in_its_place() -> None:
         model = ["cnn", "vit_tniy"]
         lr = [0.1, true, nan, inf, "0.1", -1, 0]
         seed = []
-        strategy = ["ddp", "dpd", { name = "ddp", bucket_cap_mb = 0, static = true }, 7]
+        strategy = ["ddp", "dpd", { name = "ddp", bucket_cap_mb = 0, static = true }, 7, { chunks = 2 }]
         hardware = "a100"
         dataset = 3
         optimizer = ["adm"]
@@ -210,6 +210,7 @@ def test_all_mistakes_come_at_once_each_in_its_place() -> None:
         "matrix.strategy[2].bucket_cap_mb": ("0 is out of range", "write a value of at least 1"),
         "matrix.strategy[2].static": ('unknown key "static"', 'did you mean "static_graph"?'),
         "matrix.strategy[3]": ("7 is not a strategy", 'write "ddp", or { name = "ddp", OPTION = VALUE }'),
+        "matrix.strategy[4]": ("a strategy without a name", 'write "ddp", or { name = "ddp", OPTION = VALUE }'),
         "matrix.hardware": ('"a100" is not hardware', "write KIND:DEVICES"),
         "matrix.dataset": ("3 is not a text", 'texts stand in quotes: "3"'),
         "matrix.optimizer[0]": ('"adm" is not one of sgd, adam, adamw', 'did you mean "adam"?'),

@@ -131,6 +131,25 @@ def test_labels_say_what_tells_cells_apart_and_no_more() -> None:
     assert len(set(found)) == len(found) == 10
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            '[matrix]\nseed = 0\n[[when]]\nif.model = "cnn"\nset.momentum = 0.5\n[[include]]\nmomentum = 0.9',
+            ["-momentum=0.5", "-momentum=0.9"],
+        ),
+        (
+            '[matrix]\ntime_limit = ["1h", "2h"]\n[[when]]\nif = { time_limit = "1h" }\nset = { lr = 0.5 }',
+            ["-lr=0.5", "-lr=0.05"],
+        ),
+        ("[[matrix]]\nepochs = [1, 2]\n[[matrix]]\nsteps = [3, 4]", ["-epochs=1", "-epochs=2", "-steps=3", "-steps=4"]),
+    ],
+    ids=["when against include", "an execution key decides", "epochs mean nothing beside steps"],
+)
+def test_labels_tell_cells_apart_that_conditions_or_steps_do(text: str, expected: list[str]) -> None:
+    assert labels(text) == [f"cnn-eager-cpu1-s0{end}" for end in expected]
+
+
 def test_the_order_of_axes_comments_and_limits_plan_nothing_new() -> None:
     """Identity is the science: none of these changes any run id."""
     first = expand('[matrix]\nseed = [0, 1, 2]\nlr = [1, 2]\nmodel = ["cnn", "vit_tiny"]')
