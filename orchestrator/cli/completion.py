@@ -52,7 +52,7 @@ def cluster_names(incomplete: str) -> list[str]:
 def settings(incomplete: str) -> list[str]:
     """``KEY=`` of ``--set``; of the only key that is meant, what it may be: installed names, or its default.
 
-    Two words at least for one key, so that a shell stops behind the ``=`` that they share.
+    With a default there are two words, so that a shell stops behind the ``=`` that they share.
     """
     from orchestrator.keys import KEYS
 
