@@ -129,6 +129,10 @@ def run(argv: list[str]) -> int:
 
 
 def _verb(argv: list[str]) -> int:
+    if os.environ.get("_ORCHESTRATE_COMPLETE") == "complete_bash":
+        from orchestrator.cli import completion
+
+        completion.join_words(os.environ)
     try:
         app(argv, prog_name="orchestrate")
     except SystemExit as ended:

@@ -5,11 +5,45 @@ from __future__ import annotations
 import contextlib
 import glob
 import itertools
+import os
+from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 
 import typer
 
 from orchestrator.errors import OrchestrateError
+
+_BEFORE = "_ORCHESTRATE_BEFORE"
+"""The environment variable with what bash has of a word before the piece that it asks for."""
+
+
+def join_words(environ: MutableMapping[str, str]) -> None:
+    """Undo that bash takes words apart at each ``=``, which labels and ``--set`` are full of.
+
+    Args:
+        environ: COMP_WORDS and COMP_CWORD, as the script for bash sets them, a word a line; changed in place.
+    """
+    words: list[str] = []
+    in_pieces = False
+    for piece in environ["COMP_WORDS"].split("\n")[: int(environ["COMP_CWORD"]) + 1]:
+        in_pieces = piece == "=" or (in_pieces and words[-1].endswith("="))
+        if in_pieces and words:
+            words[-1] += piece
+        else:
+            words.append(piece)
+    before = ""
+    if in_pieces:
+        if words[-1].startswith("--"):
+            words[-1:] = words[-1].split("=", 1)
+        before, assigned, words[-1] = words[-1].rpartition("=")
+        before += assigned
+    environ.update({"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1), _BEFORE: before})
+
+
+def _fitting(names: Iterable[str], incomplete: str) -> list[str]:
+    """Those that begin so, without what bash has already."""
+    before = os.environ.get(_BEFORE, "")
+    return [name.removeprefix(before) for name in names if name.startswith(before + incomplete)]
 
 
 def run_names(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -28,7 +62,7 @@ def run_names(ctx: typer.Context, incomplete: str) -> list[str]:
     except (OrchestrateError, OSError):
         return []
     names = [record.label for record in known] + [record.run_id for record in known if incomplete]
-    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+    return _fitting(dict.fromkeys(names), incomplete)
 
 
 def study_names(incomplete: str) -> list[str]:
@@ -56,11 +90,11 @@ def settings(incomplete: str) -> list[str]:
     """
     from orchestrator.keys import KEYS
 
-    key, assigned, _ = incomplete.partition("=")
+    key, assigned, _ = (os.environ.get(_BEFORE, "") + incomplete).partition("=")
     meant = [name for name in KEYS if (name == key if assigned else name.startswith(key))]
     if len(meant) > 1:
         return [f"{name}=" for name in meant]
-    return [text for name in meant for text in _worded(name) if text.startswith(incomplete)]
+    return _fitting([text for name in meant for text in _worded(name)], incomplete)
 
 
 def _worded(key: str) -> list[str]:

@@ -18,6 +18,7 @@ import pytest
 import typer
 
 from orchestrator import cli
+from orchestrator.cli import completion
 
 
 def _commands() -> Iterator[tuple[str, Any]]:
@@ -155,9 +156,10 @@ def test_shell_completion_completes_verbs(tmp_path: Path) -> None:
 
 
 def _completed(folder: Path, typed: str) -> list[str]:
-    """What bash is offered for the last word."""
-    number = str(typed.count(" "))
-    done = _run(folder, _ORCHESTRATE_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=number)
+    """What bash is offered for the last word, of which it has all up to a ``=`` as words of their own."""
+    words = re.sub(r"=(?=\S)", "= ", typed.replace("=", " =")).split(" ")
+    number = str(len(words) - 1)
+    done = _run(folder, _ORCHESTRATE_COMPLETE="complete_bash", COMP_WORDS="\n".join(words), COMP_CWORD=number)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
 
@@ -176,8 +178,11 @@ def test_shell_completion_completes_what_options_take(tmp_path: Path) -> None:
     assert _completed(tmp_path, "orchestrate plan --set batch_s") == ["batch_size=", "batch_size=128"]
     assert _completed(tmp_path, "orchestrate plan --set time") == ["time_limit="]
     assert _completed(tmp_path, "orchestrate plan --set mod")[:2] == ["model=char_transformer", "model=cnn"]
-    assert _completed(tmp_path, "orchestrate plan --set model=res") == ["model=resnet18", "model=resnet50"]
-    assert _completed(tmp_path, "orchestrate plan --set model = res") == [], "bash takes words apart there"
+    assert _completed(tmp_path, "orchestrate plan --set model=res") == ["resnet18", "resnet50"]
+    assert _completed(tmp_path, "orchestrate plan --set optimizer=") == ["sgd"]
+    assert _completed(tmp_path, "orchestrate plan --set model=cnn --set seed") == ["seed=", "seed=0"]
+    assert _completed(tmp_path, "orchestrate plan --set=model=cn") == ["cnn"]
+    assert _completed(tmp_path, "orchestrate plan --cluster=solar") == ["solar.toml"]
     assert _completed(tmp_path, "orchestrate plan --cluster sol") == ["sol", "solar.toml"]
     assert _completed(tmp_path, "orchestrate plan --cluster sit") == ["sites/sol.toml"]
     assert _completed(tmp_path, "orchestrate plan --cluster sites/") == ["sites/sol.toml"]
@@ -186,6 +191,24 @@ def test_shell_completion_completes_what_options_take(tmp_path: Path) -> None:
     assert _completed(tmp_path, "orchestrate results --select label,test_acc") == ["label,test_accuracy"]
     assert _completed(tmp_path, "orchestrate results --group-by mod") == ["model"]
     assert _completed(tmp_path, "orchestrate results --sort test_acc") == ["test_accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words", "before"),
+    [
+        (["x", "logs", "cnn-s0-batch_size", "=", "8-lr", "=", "0."], ["x", "logs", "0."], "cnn-s0-batch_size=8-lr="),
+        (["x", "plan", "--set", "lr", "=", "1", "--set", "se"], ["x", "plan", "--set", "lr=1", "--set", "se"], ""),
+        (["x", "plan", "--set", "model", "="], ["x", "plan", "--set", ""], "model="),
+        (["x", "plan", "--set", "=", "model", "=", "c"], ["x", "plan", "--set", "c"], "model="),
+        (["x", "plan", "--set", "lr", "=", ""], ["x", "plan", "--set", ""], "lr="),
+        (["x", "plan", "--set", "lr", "=", "1", ""], ["x", "plan", "--set", "lr=1", ""], ""),
+    ],
+)
+def test_what_bash_took_apart_is_joined(pieces: list[str], words: list[str], before: str) -> None:
+    environ = {"COMP_WORDS": "\n".join(pieces), "COMP_CWORD": str(len(pieces) - 1)}
+    completion.join_words(environ)
+    assert environ["COMP_WORDS"].split("\n") == words
+    assert (environ["COMP_CWORD"], environ["_ORCHESTRATE_BEFORE"]) == (str(len(words) - 1), before)
 
 
 @pytest.mark.parametrize("damaged", [False, True])

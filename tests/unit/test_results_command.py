@@ -292,8 +292,10 @@ def test_db_rebuild_and_upgrade(study: Any, capsys: pytest.CaptureFixture[str], 
     open_store(str(database)).close()
 
 
-def test_shell_completion_completes_runs(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Labels, and run ids once one is begun; of the database that is named."""
+def test_shell_completion_completes_runs(
+    study: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels, also those that bash has a piece of, and run ids once one is begun; of the database that is named."""
     _out(capsys, "collect")
     context: Any = SimpleNamespace(params={})
     labels = completion.run_names(context, "")
@@ -303,6 +305,9 @@ def test_shell_completion_completes_runs(study: Any, capsys: pytest.CaptureFixtu
         "run_id"
     ]
     assert completion.run_names(context, run_id[:8]) == [run_id]
+    with monkeypatch.context() as patch:
+        patch.setenv("_ORCHESTRATE_BEFORE", "cnn ddp seed=")
+        assert completion.run_names(context, "2") == ["2"]
     context.params["database"] = "elsewhere.db"
     assert completion.run_names(context, "") == []
 
