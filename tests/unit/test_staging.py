@@ -31,7 +31,8 @@ DECLARATION = replace(IMAGES, folder=lambda root, name: root / name.partition("/
 
 @pytest.fixture(autouse=True)
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The node's disk; nothing of an earlier test is held."""
+    """The node's disk, empty however full the one below it is; nothing of an earlier test is held."""
+    monkeypatch.setattr(staging.shutil, "disk_usage", lambda _: SimpleNamespace(total=10**9, free=10**9))
     monkeypatch.setenv("NODE_DISK", str(tmp_path / "node"))
     monkeypatch.setenv(staging.VARIABLE, "$NODE_DISK/stage")
     monkeypatch.setattr(staging, "POLL_S", 0.01)
