@@ -34,9 +34,7 @@ class Plugins:
         return sorted(declarations[kind])
 
     def knows(self, kind: str, name: str) -> bool:
-        """Whether a plug-in of that kind answers to the name."""
-        if kind == "strategy":
-            return registry.find(self.strategies, name) is not None
+        """Whether a model or a data set answers to the name; a strategy is looked up with its options."""
         if kind == "model":
             return registry.find(self.models, name) is not None
         return registry.find(self.datasets, name) is not None
