@@ -39,6 +39,8 @@ app = typer.Typer()
 
 DRAW_S = 0.5
 """The screen is drawn at least so often: a resized terminal and a growing log are followed."""
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
+"""Signals upon which the screen is left."""
 PATIENCE_S = 1.5
 """After q, so long for a look to end by itself."""
 _LOG_LINES = 200
@@ -101,7 +103,7 @@ class Screen:
 
     def __enter__(self) -> None:
         # Whoever started us may have had SIGINT ignored, and leaving needs it.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
+        for number in _ENDING:
             if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
                 self._handlers[number] = signal.signal(number, self._interrupted)
         try:
@@ -158,7 +160,7 @@ class Screen:
     def _serve(self) -> None:
         """The other thread: keys and drawing."""
         # A signal that this thread took would not wake the main one from what it waits for.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
             while not self._closed.is_set():
                 self._draw()
