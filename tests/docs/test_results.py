@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import statistics
@@ -125,6 +126,42 @@ def test_the_harness_s_ratios_over_all_hosts_are_those_of_all_pairs() -> None:
         verdict = "yes" if low >= 0.99 and high <= 1.01 else "no"
         found = f"{statistics.median(ratios):.4f} | {low:.4f} to {high:.4f} | {verdict}"
         assert f"| {case} | {len(pairs[case])} | {sum(pairs[case]):,} | {found} |" in text
+
+
+def test_the_harness_s_ratios_beside_the_ways_are_those_that_were_measured() -> None:
+    """Every case, and eager and ddp of each."""
+    text = (RESULTS / "h200-ways" / "README.md").read_text()
+    rows = json.loads((RESULTS / "h200-ways" / "harness.json").read_text())
+    for row in rows:
+        low, high = row["ratio_95"]
+        rates = f"{row['engine_samples_per_s']:,.0f} | {row['hand_samples_per_s']:,.0f}"
+        verdict = "yes" if row["within_1_pct"] else "no"
+        found = f"{row['ratio']:.4f} ({low:.4f} to {high:.4f}) | {verdict}"
+        assert f"| {row['case']} | {row['pairs']:,} | {rates} | {found} |" in text
+    ways = {(row["model"], row["strategy"]) for row in rows}
+    assert ways == set(itertools.product(("resnet50", "swin_tiny", "resnet18", "cnn"), ("eager", "ddp")))
+
+
+@pytest.mark.parametrize("model", ["resnet50", "swin_tiny"])
+def test_what_chunks_and_recompute_cost_is_what_was_measured(model: str) -> None:
+    """Steps of one round by the number of chunks; time and memory of recompute, over all rounds and round by round."""
+    text = " ".join((RESULTS / "h200-ways" / "README.md").read_text().split())
+    rows: dict[tuple[int, str, int], dict[str, Any]] = {}
+    for row in _rows("h200-ways"):
+        if (row["model"], row["strategy"]) == (model, "gpipe"):
+            options = {"chunks": 4, **json.loads(row["strategy_options"])}
+            rows[options["chunks"], options["checkpoint"], row["repeat"]] = row
+    steps_s = [rows[chunks, "never", 5]["step_time_s"] for chunks in (1, 2, 4, 8)]
+    assert f"| {model} | {' | '.join(f'{step_s * 1e3:.1f}' for step_s in steps_s)} |" in text
+
+    rounds = [(rows[8, "always", repeat], rows[8, "never", repeat]) for repeat in (0, 1, 5)]
+    longer = [always["step_time_s"] / never["step_time_s"] for always, never in rounds]
+    times, memory = (
+        statistics.median(always[name] for always, _ in rounds) / statistics.median(never[name] for _, never in rounds)
+        for name in ("step_time_s", "peak_memory_bytes")
+    )
+    assert f"{times:.2f} times the time ({min(longer):.2f} to {max(longer):.2f}" in text
+    assert f"{memory:.2f} of" in text
 
 
 @pytest.mark.parametrize("folder", [path.parent.name for path in sorted(RESULTS.glob("*/results.json"))])
