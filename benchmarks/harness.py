@@ -5,10 +5,11 @@
 For each case (model, strategy, precision, batch) one process a GPU runs the engine's own ``train``. Between any two of
 its steps a plain loop does one step of the same kind: same model, data on the device, order, optimiser, precision and
 batch. A device event stands behind each step of either side, at the same place: where the function that did it has
-returned. What the engine does next, before the hand-written loop's turn, the device may not notice: it still has work.
-The host's clock tells how long that took, and it is always counted as the engine's, but for its waiting until the
-device is done with what is in its queue: that is the time of steps, and counted as theirs. The first pairs are not
-counted. A pair's ratio is engine / hand-written (the slowest rank's times), a block's ratio the median of its pairs.
+returned. What the engine does next, before the hand-written loop's turn, is told by the host's clock, and is the
+engine's, but for its waiting until the device is done with what is in its queue: that is the time of steps, and counted
+as theirs. It is no time of anybody's where the device is so far behind that it has not even ended the engine's step when
+the forward pass of the hand-written one has been launched: then the device had work all the while. The first pairs are
+not counted. A pair's ratio is engine / hand-written (the slowest rank's times), a block's ratio the median of its pairs.
 Printed are the median over blocks, its bootstrap 95 % interval (over blocks, since neighbouring pairs are alike), and
 the ratio of the times' sums, which also holds what the engine does once a window.
 
@@ -212,7 +213,8 @@ class _HandWritten:
         self._marks = [_mark(self._on_gpu)]
         """Behind each step: this loop's, the engine's, and so on; one before the first."""
         self._between_s: list[float] = []
-        """Of the host, from the end of an engine's step to the start of this loop's; one before the first."""
+        """Of the host, from the end of an engine's step to the start of this loop's; one before the first. None of it
+        where the device did not notice."""
         self._engine_ended_s = time.perf_counter()
         self._waited_s = 0.0
         """Since then, for the device."""
@@ -246,6 +248,8 @@ class _HandWritten:
         bf16 = case.precision == "bf16"
         with torch.autocast(self._device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
             logits = self._model(x)
+        if on_gpu and not self._marks[-1].query():  # of the engine's step
+            self._between_s[-1] = 0.0
         loss = functional.cross_entropy(logits.float(), y)
         loss.backward()
         self._optimizer.step()
