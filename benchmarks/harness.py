@@ -7,9 +7,9 @@ its steps a plain loop does one step of the same kind: same model, data on the d
 batch. A device event stands behind each step of either side, at the same place: where the function that did it has
 returned. What the engine does next, before the hand-written loop's turn, is told by the host's clock, and is the
 engine's, but for its waiting until the device is done with what is in its queue: that is the time of steps, and counted
-as theirs. It is no time of anybody's where the device is so far behind that it has not even ended the engine's step when
-the forward pass of the hand-written one has been launched: then the device had work all the while. The first pairs are
-not counted. A pair's ratio is engine / hand-written (the slowest rank's times), a block's ratio the median of its pairs.
+as theirs. It is nobody's time where the device is so far behind that it has not even ended the engine's step when the
+forward pass of the hand-written one has been launched: then the device had work all the while. The first pairs are not
+counted. A pair's ratio is engine / hand-written (the slowest rank's times), a block's ratio the median of its pairs.
 Printed are the median over blocks, its bootstrap 95 % interval (over blocks, since neighbouring pairs are alike), and
 the ratio of the times' sums, which also holds what the engine does once a window.
 
