@@ -70,7 +70,7 @@ def _recover(workspace: Workspace, target: str, due: Sequence[Outlook], say: Cal
         if decision.action is Action.EXCLUDE_NODE and (refusal := _no_node(folder, shape, asked)):
             assert decision.failure is not None, "a node is excluded for a reason"
             why = no_node_left(decision.failure, decision.excluded, refusal)
-            write_bytes(tracker.attempt_dir(workspace.runs, newest).held, why.encode())
+            write_bytes(tracker.attempt_dir(workspace.runs, newest).create().held, why.encode())
             say(f"{newest.label}: {newest.state.value}; not sent again: {why}")
             continue
         wanted.append((replace(spec, execution=limits), shape))

@@ -203,7 +203,7 @@ def _hold(workspace: Workspace, chosen: Sequence[RunStatus]) -> None:
 
     due = [run for run in chosen if run.comes_again]
     for run in due:
-        RunDir.of(workspace.runs, run.run_id).attempt(run.attempt).held.touch()
+        RunDir.of(workspace.runs, run.run_id).attempt(run.attempt).create().held.touch()
     if due:
         output.talk(f"{counted(len(due), 'run')} that had ended will not be sent again")
 

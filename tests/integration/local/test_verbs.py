@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import time
 from typing import Any
@@ -249,6 +250,18 @@ def test_cancel_keeps_what_has_ended_from_being_sent_again(lab: Lab) -> None:
     (row,) = status(lab)
     assert (row["state"], row["attempt"], row["recovery"]) == ("lost", 1, "stop")
     assert "orchestrate cancel asked for that" in row["recovery_message"]
+
+
+def test_cancel_keeps_what_has_lost_its_folder_from_being_sent_again(lab: Lab) -> None:
+    (run,) = lab.submit(lab.spec(gpus=1, cpus_per_rank=0, sleep=600))
+    seen(run)
+    power_cut(lab)
+    assert status(lab, "--no-recover")[0]["state"] == "lost"
+    shutil.rmtree(run.attempt.path)
+    code, stdout, stderr = lab.run("cancel", "--all")
+    assert (code, stdout) == (0, "0 runs cancelled\n") and "1 run that had ended will not be sent again" in stderr
+    (row,) = status(lab)
+    assert (row["state"], row["attempt"], row["recovery"]) == ("lost", 1, "stop")
 
 
 def test_cancel_stops_what_waits_and_what_runs(lab: Lab) -> None:
