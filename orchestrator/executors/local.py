@@ -23,6 +23,7 @@ from orchestrator.executors.entries import (
     check_runs_folder,
     claim_start,
     queue_name,
+    supervisor_name,
 )
 from orchestrator.executors.machine import local_machine
 from orchestrator.executors.protocol import Delivery, Receipt, Verdict
@@ -148,7 +149,12 @@ class LocalExecutor:
                 continue
             self._folder.ask_cancel(token)
             self._folder.withdraw(token)
-            # Whoever claims the start decides: us, and it never starts, or its supervisor, which sees the request.
-            if claim_start(attempt):
+            # Whoever claims the start decides: us, and it never starts, or its supervisor, which sees the request. One
+            # that lives may have lost its claim with the attempt's folder.
+            if not self._is_supervised(token) and claim_start(attempt):
                 Exit(State.CANCELLED, "cancelled", "cancelled before it started").write(attempt)
                 self._folder.finish(token)
+
+    def _is_supervised(self, token: str) -> bool:
+        """Whether a supervisor is at work, or just being started."""
+        return token in self._folder.tokens(self._folder.running) and leases.held(supervisor_name(token))

@@ -349,7 +349,7 @@ def _write_persistently(ended: Exit, attempt: AttemptDir) -> None:
     deadline = time.monotonic() + WRITE_RETRY_S
     while True:
         try:
-            ended.write(attempt)
+            ended.write(attempt.create())  # it may have been removed meanwhile
         except OSError as error:
             log.warning("cannot write %s: %s", attempt.exit, error)
             if time.monotonic() > deadline:

@@ -264,6 +264,18 @@ def test_cancel_keeps_what_has_lost_its_folder_from_being_sent_again(lab: Lab) -
     assert (row["state"], row["attempt"], row["recovery"]) == ("lost", 1, "stop")
 
 
+@pytest.mark.parametrize("gone", ["", "job"])
+def test_cancel_ends_what_runs_without_its_folder(lab: Lab, gone: str) -> None:
+    (run,) = lab.submit(lab.spec(gpus=1, cpus_per_rank=0, sleep=600))
+    rank = seen(run)
+    shutil.rmtree(run.attempt.path / gone)
+    code, stdout, stderr = lab.run("cancel", "--all")
+    assert (code, stdout) == (0, "1 run cancelled\n"), stderr
+    assert not alive(rank["pid"])
+    (row,) = status(lab)
+    assert (row["state"], row["message"]) == ("cancelled", "stopped by orchestrate cancel")
+
+
 def test_cancel_stops_what_waits_and_what_runs(lab: Lab) -> None:
     """One that ignores SIGTERM and has a child of its own, and one in the queue; a second cancel changes nothing."""
     running, waiting = lab.submit(
