@@ -173,6 +173,13 @@ def _sqlite(path: Path, *, read_only: bool) -> Store:
     return Store(str(path), engine, read_only=read_only)
 
 
+def _is_filled(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
 def _connect_sqlite(path: Path, *, read_only: bool) -> sqlite3.Connection:
     """``timeout`` sets the busy time-out before anything else happens, so that no pragma fails on a busy database."""
     uri = f"file:{quote(os.fsencode(path.absolute()))}?mode={'ro' if read_only else 'rwc'}"
@@ -189,8 +196,9 @@ def _connect_sqlite(path: Path, *, read_only: bool) -> sqlite3.Connection:
         connection.execute("PRAGMA schema_version")
     except sqlite3.OperationalError:
         connection.close()
-        # A write-ahead log cannot be opened in a folder we may not write, unless told that nobody else writes either.
-        if not path.exists() or path.with_name(path.name + "-wal").exists():
+        # A write-ahead log cannot be opened in a folder we may not write, nor on a full disk, unless told that nobody
+        # else writes either.
+        if not path.exists() or _is_filled(path.with_name(path.name + "-wal")):
             raise
         connection = connect(uri + "&immutable=1")
     connection.execute("PRAGMA query_only = ON")

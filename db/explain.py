@@ -57,8 +57,8 @@ def explain(database: str, error: DBAPIError) -> StoreError | None:
     return None
 
 
-def _full(database: str) -> StoreError:
-    return StoreError("the disk is full", where=database, hint="free some space and try again")
+def _full(database: str) -> StoreReadOnlyError:
+    return StoreReadOnlyError("the disk is full", where=database, hint="free some space and try again")
 
 
 def _cannot_open(database: str) -> StoreError:

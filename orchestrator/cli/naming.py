@@ -19,17 +19,22 @@ _LISTED = 10
 RunsArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[RUN]...", help="Start of a run id, or a label.", show_default=False, autocompletion=run_names
+        metavar="[RUN]...",
+        help="A run id or a label, or the start of one.",
+        show_default=False,
+        autocompletion=run_names,
     ),
 ]
 RunArgument = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="Start of a run id, or a label.", show_default=False, autocompletion=run_names),
+    typer.Argument(
+        metavar="RUN", help="A run id or a label, or the start of one.", show_default=False, autocompletion=run_names
+    ),
 ]
 
 
 def one(found: Sequence[RunStatus], name: str) -> RunStatus:
-    """The run that a name means: a run id or its start, else a label, else a part of one.
+    """The run that a name means: a run id or its start, else a label, else the start of one.
 
     Raises:
         InputError: none, or several; lists them.
@@ -37,7 +42,7 @@ def one(found: Sequence[RunStatus], name: str) -> RunStatus:
     ways = (
         [run for run in found if name and run.run_id.startswith(name)],
         [run for run in found if run.label == name],
-        [run for run in found if name and name in run.label],
+        [run for run in found if name and run.label.startswith(name)],
     )
     matches = next((way for way in ways if way), [])
     if len(matches) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +21,7 @@ from orchestrator.cli.workspace import (
 )
 from orchestrator.errors import InputError, OperationError
 from orchestrator.quantities import counted
+from orchestrator.resources import LOCAL
 from workloads.contract import State
 
 if TYPE_CHECKING:
@@ -154,7 +156,8 @@ def cancel(
         if not run.state.live and not every:
             output.talk(f"{run.run_id} {run.label}: {run.state.value} already")
     left = _cancel(workspace, live)
-    ending = [run for run in refreshed(workspace) if run.run_id in {r.run_id for r in live} and run.state.live]
+    sent = {run.run_id for run in live if run.target != LOCAL}
+    ending = [run for run in refreshed(workspace) if run.run_id in sent and run.state.live]
     typer.echo(f"{counted(len(live) - len(left), 'run')} cancelled")
     if ending and not left:
         still = "is" if len(ending) == 1 else "are"
@@ -172,12 +175,14 @@ def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> list[RunStatus]:
     import time
 
     from db.engine import open_store
+    from db.errors import StoreReadOnlyError
     from orchestrator import tracker
     from orchestrator.executors.endings import Exit
     from workloads.rundir import RunDir
 
     places = {run.run_id: RunDir.of(workspace.runs, run.run_id).attempt(run.attempt) for run in live}
-    with open_store(workspace.database) as store:
+    # Read only, so that runs can be ended when their logs have filled the disk.
+    with open_store(workspace.database, read_only=True) as store:
         from db.submissions import live as live_attempts
 
         tokens = {record.run_id: record.token or "" for record in live_attempts(store)}
@@ -193,6 +198,7 @@ def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> list[RunStatus]:
                 meant = [run for run in meant if Exit.read(places[run.run_id]) is None]
                 time.sleep(0.1 if meant else 0)
             left += meant if carrier.cancel_wait_s else []
+    with contextlib.suppress(StoreReadOnlyError), open_store(workspace.database) as store:
         bring_up_to_date(store, workspace.runs, fresh=True)
     return left
 

@@ -144,11 +144,12 @@ class LocalExecutor:
     def cancel(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
         """Ask for the end of attempts. What waits ends here and now, what runs is ended by its supervisor."""
         self._folder.create()
-        for attempt, token in attempts:
-            if Exit.read(attempt) is not None:
-                continue
+        going = [(attempt, token) for attempt, token in attempts if Exit.read(attempt) is None]
+        # All are asked first: on a full disk that works, and writing what became of one does not.
+        for _, token in going:
             self._folder.ask_cancel(token)
             self._folder.withdraw(token)
+        for attempt, token in going:
             # Whoever claims the start decides: us, and it never starts, or its supervisor, which sees the request. One
             # that lives may have lost its claim with the attempt's folder.
             if not self._is_supervised(token) and claim_start(attempt):

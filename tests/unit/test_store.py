@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, insert, inspect, select
@@ -236,6 +237,28 @@ def test_nothing_can_be_written_through_a_read_only_store(sql: str, database: st
             connection.execute(sql.format(tmp=tmp_path))
         connection.close()
     assert sorted(p.name for p in tmp_path.iterdir() if not p.name.endswith(("-wal", "-shm"))) == before
+
+
+def test_a_store_can_be_read_where_no_journal_can_be_made(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk SQLite cannot even make the shared memory that readers of a write-ahead log need; an empty log
+    may be left of who tried. With anything in the log, the file alone would be old news."""
+    open_store(database).close()
+
+    class WithoutSharedMemory(sqlite3.Connection):
+        def execute(self, *_: object) -> sqlite3.Cursor:
+            raise sqlite3.OperationalError("disk I/O error")
+
+    def connect(name: str, **options: Any) -> sqlite3.Connection:
+        return real(name, **options) if "immutable=1" in name else real(name, factory=WithoutSharedMemory, **options)
+
+    real = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    wal = Path(f"{database}-wal")
+    wal.touch()
+    open_store(database, read_only=True).close()
+    wal.write_bytes(b"something")
+    with pytest.raises(StoreError, match="the database cannot be used\n  why: disk I/O error"):
+        open_store(database, read_only=True)
 
 
 def test_a_reader_makes_no_database(database: str) -> None:

@@ -20,7 +20,7 @@ from sqlalchemy.exc import OperationalError
 
 from db import engine, explain, filesystem, models
 from db.engine import open_store
-from db.errors import StoreDamagedError, StoreError
+from db.errors import StoreDamagedError, StoreError, StoreReadOnlyError
 
 
 @pytest.fixture
@@ -170,7 +170,10 @@ def test_a_full_disk_is_said_and_leaves_the_store_as_it_was(database: str) -> No
     with open_store(database) as store:
         event.listen(store.engine, "connect", lambda connection, _: connection.execute("PRAGMA max_page_count = 1"))
         store.engine.dispose()
-        with pytest.raises(StoreError, match=r"the disk is full\n  fix: free some space"), store.write() as connection:
+        with (
+            pytest.raises(StoreReadOnlyError, match=r"the disk is full\n  fix: free some space"),
+            store.write() as connection,
+        ):
             connection.execute(
                 insert(models.ingested),
                 [{"path": "x" * 3000 + str(i), "size": 0, "mtime_ns": 0, "read_bytes": 0} for i in range(99)],

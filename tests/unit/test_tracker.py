@@ -14,7 +14,7 @@ from db.submissions import Intent, Mark, mark_all, record_intents
 from orchestrator import submitter, tracker
 from orchestrator.executors import at_work, leases
 from orchestrator.executors.endings import Exit
-from orchestrator.executors.entries import claim_start, supervisor_name
+from orchestrator.executors.entries import QueueFolder, claim_start, supervisor_name
 from orchestrator.executors.local import LocalExecutor
 from orchestrator.executors.processes import Host
 from orchestrator.executors.slurm_records import Site, SiteFolder
@@ -132,6 +132,21 @@ def test_a_cancelled_intent_is_never_sent(folder: Folder) -> None:
     LocalExecutor(folder.runs).cancel([(attempt, intent.token)])
     assert folder.status().state is State.CANCELLED
     assert not claim_start(attempt)
+
+
+def test_a_cancel_that_cannot_write_has_asked_for_every_end(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk, where an empty file can be made and a verdict cannot be written."""
+    intent, attempt = folder.send()
+    others = RunDir.of(folder.runs, "f" * 16).attempt(1)
+
+    def full(_exit: Exit, _attempt: AttemptDir) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Exit, "write", full)
+    carrier = LocalExecutor(folder.runs)
+    with pytest.raises(OSError, match="No space left"):
+        carrier.cancel([(attempt, intent.token), (others, "token")])
+    assert all(map(QueueFolder(folder.runs).is_cancelled, (intent.token, "token")))
 
 
 def test_a_target_without_an_executor_keeps_its_state(folder: Folder) -> None:

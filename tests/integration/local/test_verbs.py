@@ -91,6 +91,34 @@ os.fsync = full
 """
 
 
+FULL_DATABASE = """
+import sqlite3
+connect = sqlite3.connect
+def full(database, **options):
+    if "mode=ro" in database:
+        return connect(database, **options)
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorname = "SQLITE_FULL"
+    raise error
+sqlite3.connect = full
+"""
+
+
+def test_runs_can_be_seen_and_ended_when_the_disk_is_full(lab: Lab) -> None:
+    """What fills it may be their own logs."""
+    running, _ = lab.submit(lab.spec(gpus=4, cpus_per_rank=0, sleep=600), lab.spec(gpus=4, cpus_per_rank=0))
+    rank = seen(running)
+    wait_until(lambda: [row["state"] for row in status(lab)] == ["running", "pending"])
+    code, stdout, stderr = lab.run("status", "--json", patch=FULL_DATABASE)
+    assert code == 0, stderr
+    assert [row["state"] for row in json.loads(stdout)] == ["running", "pending"]
+    assert "results.db: the disk is full, so states may be old\n" in stderr
+    code, stdout, stderr = lab.run("cancel", "--all", patch=FULL_DATABASE)
+    assert (code, stdout) == (0, "2 runs cancelled\n"), stderr
+    assert "by Slurm" not in stderr and not alive(rank["pid"])
+    assert [row["state"] for row in status(lab)] == ["cancelled"] * 2
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("call", [1, 2, 3, 4, 5])
 def test_a_disk_that_fills_up_during_submit_loses_and_doubles_nothing(planned: Lab, call: int) -> None:
@@ -384,6 +412,8 @@ def test_a_name_of_several_runs_lists_them(lab: Lab) -> None:
     told = [f"{run.spec.run_id} (experiment lab, succeeded)" for run in (first, second)]
     assert "'{}' is the name of 2 runs\n  why: all have the label {}: " in stderr
     assert all(text in stderr for text in told)
+    assert "'{' is the name of 2 runs" in lab.run("cancel", "{")[2], "the start of a label"
+    assert "no run is called '}'" in lab.run("cancel", "}")[2], "no other part of it: too much would be meant"
     assert "fix: name one by its run id, such as " in stderr and "the label\n" not in stderr
     code, _, stderr = lab.run("retry", first.spec.run_id)
     assert code == 2
