@@ -80,6 +80,8 @@ def logs(
 
     workspace = Workspace.at(runs=runs, database=database)
     chosen = naming.one(refreshed(workspace), run)
+    if chosen.attempt == 0:
+        raise InputError(f"run {chosen.run_id} has printed nothing: it was not sent yet", hint="orchestrate submit")
     number = attempt or chosen.attempt
     run_dir = RunDir.of(workspace.runs, chosen.run_id)
     place = run_dir.attempt(number)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from db.engine import open_store
+from db.submissions import record_intents, withdraw
 from orchestrator.executors.endings import Exit
 from workloads.contract import State
 from workloads.rundir import RunDir
@@ -401,6 +403,18 @@ def test_what_is_said_where_nothing_runs(lab: Lab, arguments: tuple[str, ...], c
     assert said in stderr
     assert "Traceback" not in stderr
     assert list(lab.root.iterdir()) == [], "looking makes no files"
+
+
+@pytest.mark.parametrize("options", [(), ("--attempt", "1"), ("--follow",)])
+def test_logs_of_a_run_that_was_never_sent(lab: Lab, options: tuple[str, ...]) -> None:
+    """Slurm did not answer, or had no room: the run is known and has no attempt."""
+    workspace, spec = lab.workspace(), lab.spec(cpus_per_rank=0)
+    with open_store(workspace.database) as store:
+        (intent,) = record_intents(store, workspace.runs, [(spec, {})], "local")
+        withdraw(store, [intent.token])
+    code, stdout, stderr = lab.run("logs", spec.run_id, *options)
+    assert (code, stdout) == (2, "")
+    assert stderr == f"run {spec.run_id} has printed nothing: it was not sent yet\n  fix: orchestrate submit\n"
 
 
 def test_a_name_of_several_runs_lists_them(lab: Lab) -> None:
