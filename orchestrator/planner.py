@@ -191,8 +191,8 @@ def _history(workspace: Workspace) -> tuple[dict[str, RunRecord], list[Duration]
 
 def _elsewhere(runs: Sequence[PlannedRun], records: Mapping[str, RunRecord], target: str) -> Iterator[Check]:
     """Done on other machines: ``gpu:1`` is the same run whatever GPU that was."""
-    done = Counter(str(records[run.cell.run_id].target) for run in runs if run.action is Action.DONE)
-    del done[target]
+    of = (records[run.cell.run_id].target for run in runs if run.action is Action.DONE)
+    done = Counter(place for place in of if place and place != target)  # damaged files may not say where
     if done:
         yield Check(
             False,

@@ -175,6 +175,8 @@ def test_what_another_machine_did_is_said(tmp_path: Path) -> None:
     (check,) = [check for check in _plan(tmp_path, TWO, records=records).checks if "done on" in check.what]
     assert check.what == "1 run done on sol and not measured again on local"
     assert "name the kind in hardware" in check.fix and not check.blocking
+    unknown = _record(_plan(tmp_path, TWO), 0, target="")
+    assert not [check for check in _plan(tmp_path, TWO, records=unknown).checks if "done on" in check.what]
 
 
 def test_a_data_set_that_is_not_there_to_be_compared_is_no_proof_that_nothing_changed(tmp_path: Path) -> None:
