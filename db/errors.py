@@ -19,7 +19,7 @@ class ForeignStoreError(InputError):
 
 
 class QueryError(InputError):
-    """A statement that is not SQL, has a parameter too few, or would write."""
+    """A statement that is not SQL, has a parameter too few or too many, or would write."""
 
 
 class StoreError(OperationError):

@@ -182,7 +182,12 @@ def query(
     sql: Annotated[str, typer.Argument(help="One SELECT statement; - reads it from standard input.")],
     parameters: Annotated[
         list[str] | None,
-        typer.Option("--param", "-p", metavar="NAME=VALUE", help="Value for :NAME in the statement; repeatable."),
+        typer.Option(
+            "--param",
+            "-p",
+            metavar="NAME=VALUE",
+            help="Value for :NAME in the statement, a number where it is written as one (80, -0.5); repeatable.",
+        ),
     ] = None,
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
     json: output.JsonOption = False,
@@ -204,7 +209,10 @@ def query(
         name, equals, value = given.partition("=")
         if not equals:
             raise InputError("not a parameter", where=f"-p {given}", hint="-p NAME=VALUE")
-        values[name.removeprefix(":")] = value
+        name = name.removeprefix(":")
+        if name in values:
+            raise InputError(f":{name} is given twice", where=f"-p {given}", hint="leave one of them out")
+        values[name] = value
     statement = sys.stdin.read() if sql == "-" else sql
     with open_store(Workspace.at(database=database).database, read_only=True) as store:
         names, rows = queries.run_sql(store, statement, values)
@@ -224,7 +232,7 @@ app.add_typer(db_app, name="db")
 @db_app.command()
 def rebuild(
     drop_missing: Annotated[
-        bool, typer.Option("--drop-missing", help="Let go of runs that have no directory any more.")
+        bool, typer.Option("--drop-missing", help="Let go of runs, attempts and results that have no files any more.")
     ] = False,
     json: output.JsonOption = False,
     runs: RunsOption = DEFAULT_RUNS,

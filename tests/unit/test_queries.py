@@ -118,9 +118,72 @@ def test_sql_with_parameters(reader: Any) -> None:
     assert sorted(rows) == [(0, 0.1), (1, 0.05)]
 
 
-def test_columns_of_one_name_are_told_apart(reader: Any) -> None:
-    names, rows = run_sql(reader, "SELECT 1 AS a, 2 AS b, 3 AS a", {})
-    assert (names, rows) == (["a", "b", "a_2"], [(1, 2, 3)])
+@pytest.mark.parametrize(
+    ("condition", "value", "found"),
+    [
+        ("test_accuracy * 100 > :x", "80", 2),
+        ("test_accuracy * 100 > :x", "95", 0),
+        ("test_accuracy * 100 > :x", "89.5", 2),
+        ("abs(seed) = :x", "1", 1),
+        ("seed > :x", "0.5", 1),
+        ("seed - 2 = :x", "-1", 1),
+        ("seed + 0 < :x", str(2**63 - 1), 2),
+        ("seed + 0 < :x", str(-(2**63)), 0),
+        ("label LIKE '%=' || :x", "1", 1),
+    ],
+)
+def test_a_parameter_written_as_a_number_is_one(condition: str, value: str, found: int, reader: Any) -> None:
+    """Also beside an expression, where SQLite finds any text greater than any number."""
+    assert run_sql(reader, f"SELECT count(*) FROM summary WHERE {condition}", {"x": value})[1] == [(found,)]
+    asked = "SELECT model FROM summary GROUP BY model HAVING max(test_accuracy) * 100 > :x"
+    assert run_sql(reader, asked, {"x": "80"})[1] == [("cnn",)]
+
+
+@pytest.mark.parametrize("text", ["0012", "12e4", "1234", "-", "1.", "0x10", "9" * 30, "1_0", " 1", "٣"])
+def test_a_text_column_is_asked_for_what_looks_like_a_number(text: str, campaign: Any, database: str) -> None:
+    """Run ids are hex digits: leading zeros and an e are no number's, and only digits match as well."""
+    campaign.done(label=text)
+    with open_store(database) as store:
+        collect(store, campaign.runs)
+    with open_store(database, read_only=True) as store:
+        for table in ("runs", "summary"):
+            assert run_sql(store, f"SELECT count(*) FROM {table} WHERE label = :x", {"x": text})[1] == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "has"),
+    [
+        ("SELECT 1", "it has no parameter"),
+        ("SELECT model FROM runs WHERE model = :mdel", "it has :mdel"),
+        ("SELECT model FROM runs WHERE model = ':model' -- :model", "it has no parameter"),
+    ],
+)
+def test_a_parameter_that_the_statement_lacks_is_refused(sql: str, has: str, campaign: Any, tmp_path: Any) -> None:
+    """Not in a text and not in a comment either, as SQLite reads them."""
+    open_store(str(tmp_path / "results.db")).close()
+    given = {"model": "cnn", "mdel": "cnn"} if ":mdel" in sql else {"model": "cnn"}
+    with open_store(str(tmp_path / "results.db"), read_only=True) as store, pytest.raises(QueryError) as error:
+        run_sql(store, sql, given)
+    assert str(error.value) == f"{sql}: the statement has no :model\n  why: {has}\n  fix: leave out -p model="
+
+
+def test_a_parameter_too_many_is_refused_by_both_databases(reader: Any) -> None:
+    with pytest.raises(QueryError, match=r"the statement has no :model\n  why: it has :m\n  fix: leave out -p model="):
+        run_sql(reader, "SELECT seed FROM runs WHERE model = :m", {"m": "cnn", "model": "cnn"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("1 AS a, 2 AS b, 3 AS a", ["a", "b", "a_2"]),
+        ("1 AS a, 2 AS a, 3 AS a_2", ["a", "a_3", "a_2"]),
+        ("1 AS a_2, 2 AS a, 3 AS a, 4 AS a, 5 AS a_2", ["a_2", "a", "a_3", "a_4", "a_2_2"]),
+    ],
+)
+def test_columns_of_one_name_are_told_apart(asked: str, told: list[str], reader: Any) -> None:
+    """By a name that no other column has."""
+    names, rows = run_sql(reader, f"SELECT {asked}", {})
+    assert (names, rows) == (told, [tuple(range(1, len(told) + 1))])
 
 
 def test_every_table_and_view_that_the_help_names_answers(reader: Any) -> None:
