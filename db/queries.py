@@ -115,6 +115,7 @@ def condition(text: str) -> ColumnElement[bool]:
         InputError: it is none, of an unknown column, or compares a number with a text.
     """
     where = f"--where {text}"
+    _insist_on_text(text, where)
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise InputError("not a condition", where=where, hint="KEY=VALUE, with one of = != < <= > >= ~ (contains)")
@@ -131,7 +132,17 @@ def condition(text: str) -> ColumnElement[bool]:
     except (KeyError, ValueError):
         expected = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
         raise InputError(f"{name} is {expected}, not {wanted!r}", where=where) from None
+    if kind is int and value not in INT64:
+        raise InputError(f"{name} is a whole number of 64 bits, and {value} is larger", where=where)
     return _OPERATORS[operator](column, value)
+
+
+def _insist_on_text(given: str, where: str) -> None:
+    """Raises InputError for what no database takes: an argument of other bytes has half characters in their place."""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise InputError("not a text in UTF-8", where=where, hint="write it in UTF-8") from None
 
 
 def summaries(store: Store, conditions: Iterable[str] = ()) -> list[dict[str, Any]]:
@@ -150,6 +161,9 @@ def run_sql(store: Store, sql: str, parameters: Mapping[str, str]) -> tuple[list
     Raises:
         QueryError: it is no SQL, lacks a parameter or has one too many, or would write.
     """
+    _insist_on_text(sql, _shown(sql))
+    for name, value in parameters.items():
+        _insist_on_text(f"{name}={value}", f"-p {name}={value}")
     with store.read() as connection:
         try:
             if store.is_sqlite:
@@ -224,12 +238,15 @@ def _told_apart(names: Sequence[str]) -> list[str]:
     return told
 
 
+_TROUBLE = ("SQLITE_BUSY", "SQLITE_IOERR", "SQLITE_PROTOCOL", "SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CANTOPEN")
+
+
 def _query_error(sql: str, error: SQLAlchemyError) -> Exception:
     """Our error for a mistake in the statement; the driver's own for trouble with the database."""
     cause = getattr(error, "orig", None) or error
     code = getattr(cause, "sqlite_errorname", None) or ""
     state = getattr(cause, "sqlstate", None) or ""
-    if code.startswith(("SQLITE_BUSY", "SQLITE_IOERR", "SQLITE_CORRUPT")) or state.startswith(("08", "57")):
+    if code.startswith(_TROUBLE) or state.startswith(("08", "57")):
         return error
     why = str(cause).strip()
     if code in {"SQLITE_AUTH", "SQLITE_READONLY"} or state == "25006":

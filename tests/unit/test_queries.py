@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from db.engine import open_store
-from db.errors import QueryError
+from db.errors import ForeignStoreError, QueryError
 from db.ingest import collect
 from db.queries import SUMMARY_COLUMNS, durations, run_sql, run_states, sizes, summaries
 from db.submissions import record_intents
@@ -90,6 +90,9 @@ def test_conditions_pick_runs(conditions: list[str], seeds: list[int], campaign:
         ("lr=fast", "lr is a number, not 'fast'"),
         ("seed=1.5", "seed is a whole number, not '1.5'"),
         ("nesterov=maybe", "nesterov is true or false, not 'maybe'"),
+        (f"seed<{2**63}", f"seed is a whole number of 64 bits, and {2**63} is larger"),
+        ("model=\udcff", "not a text in UTF-8\n  fix: write it in UTF-8"),
+        ("label~\udcff", "not a text in UTF-8\n  fix: write it in UTF-8"),
     ],
 )
 def test_a_condition_that_is_none_says_why(text: str, message: str, tmp_path: Any) -> None:
@@ -172,6 +175,11 @@ def test_a_parameter_too_many_is_refused_by_both_databases(reader: Any) -> None:
         run_sql(reader, "SELECT seed FROM runs WHERE model = :m", {"m": "cnn", "model": "cnn"})
 
 
+def test_a_parameter_that_is_no_text_is_said(reader: Any) -> None:
+    with pytest.raises(InputError, match="-p m=\udcff: not a text in UTF-8\n  fix: write it in UTF-8"):
+        run_sql(reader, "SELECT :m", {"m": "\udcff"})
+
+
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
@@ -219,10 +227,11 @@ def test_a_statement_that_writes_is_refused(sql: str, reader: Any) -> None:
         ("SELECT * FROM zzzzzz", "orchestrate db info --columns lists tables and columns"),
         ("SELECT :lr", "no value for :lr\n  fix: -p lr=VALUE"),
         ("SELEC 1", "syntax error"),
+        ("SELECT '\udcff'", "SELECT '\udcff': not a text in UTF-8\n  fix: write it in UTF-8"),
     ],
 )
 def test_a_mistake_in_sql_is_a_message_with_a_way_on(sql: str, message: str, reader: Any) -> None:
-    with pytest.raises(QueryError) as error:
+    with pytest.raises(InputError) as error:
         run_sql(reader, sql, {})
     assert message in str(error.value)
 
@@ -236,6 +245,16 @@ def test_sqlite_takes_exactly_one_statement(sql: str, message: str, campaign: An
     open_store(database).close()
     with open_store(database, read_only=True) as store, pytest.raises(QueryError, match=message):
         run_sql(store, sql, {})
+
+
+def test_a_file_that_is_damaged_while_it_is_open_is_no_mistake_in_sql(campaign: Any, tmp_path: Any) -> None:
+    database = tmp_path / "results.db"
+    open_store(str(database)).close()
+    with open_store(str(database), read_only=True) as store:
+        store.engine.dispose()
+        database.write_bytes(b"\0" * 4096)
+        with pytest.raises(ForeignStoreError, match="not an SQLite database"):
+            run_sql(store, "SELECT * FROM runs", {})
 
 
 def test_states_of_many_runs_come_quickly(campaign: Any, tmp_path: Any) -> None:

@@ -224,6 +224,16 @@ def test_query_prints_rows_of_any_format_and_reads_standard_input(
     assert out == "| test_accuracy |\n| ---: |\n| 0.95 |\n"
 
 
+@pytest.mark.parametrize(("errors", "where"), [("strict", "standard input"), ("surrogateescape", "SELECT '\\udcff'")])
+def test_query_says_that_standard_input_is_no_text(
+    errors: str, where: str, study: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python reads other bytes in two ways, by the locale."""
+    stream = io.TextIOWrapper(io.BytesIO(b"SELECT '\xff'"), encoding="utf-8", errors=errors)
+    monkeypatch.setattr(sys, "stdin", stream)
+    assert _out(capsys, "query", "-", code=2)[1] == f"{where}: not a text in UTF-8\n  fix: write it in UTF-8\n"
+
+
 @pytest.mark.parametrize("style", ["table", "markdown", "latex"])
 def test_query_shows_names_and_values_as_they_were_asked_for(
     study: Any, capsys: pytest.CaptureFixture[str], style: str
