@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -139,6 +140,17 @@ def test_bad_input_is_one_message(
     out, err = _out(capsys, *argv, code=2)
     assert out == ""
     assert err.startswith(message)
+
+
+@pytest.mark.parametrize("other", ["csv", "table"])
+@pytest.mark.parametrize("verb", ["results", "query 'SELECT 1'", "db info", "status", "data list", "data check"])
+def test_two_formats_at_once_are_refused(verb: str, other: str, study: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """In either order, by every verb that has both options; the same one twice is none too many."""
+    message = f"--json --format {other}: two formats are asked for\n  fix: leave one of them out\n"
+    for options in (["--json", "--format", other], ["-f", other, "--json"]):
+        assert _out(capsys, *shlex.split(verb), *options, code=2) == ("", message)
+    if verb == "results":
+        assert _out(capsys, verb, "--json", "-f", "json")[0] == _out(capsys, verb, "--json")[0] != ""
 
 
 def test_an_empty_folder_has_no_results_and_gets_no_database(
