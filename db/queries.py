@@ -219,7 +219,7 @@ class _Asked(dict[str, Any]):
 
 def _insist_on_use(sql: str, given: Iterable[str], used: Iterable[str]) -> None:
     """Raises QueryError for a parameter that the statement does not have: most often one misspelt."""
-    names = list(used)
+    names = sorted(used)
     for name in given:
         if name not in names:
             has = f"it has {', '.join(f':{n}' for n in names)}" if names else "it has no parameter"

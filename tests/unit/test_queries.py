@@ -157,16 +157,16 @@ def test_a_text_column_is_asked_for_what_looks_like_a_number(text: str, campaign
     ("sql", "has"),
     [
         ("SELECT 1", "it has no parameter"),
-        ("SELECT model FROM runs WHERE model = :mdel", "it has :mdel"),
+        ("SELECT model FROM runs WHERE :mdel IN (model, :mdel, $b, @a)", "it has :a, :b, :mdel"),
         ("SELECT model FROM runs WHERE model = ':model' -- :model", "it has no parameter"),
     ],
 )
 def test_a_parameter_that_the_statement_lacks_is_refused(sql: str, has: str, campaign: Any, tmp_path: Any) -> None:
     """Not in a text and not in a comment either, as SQLite reads them."""
     open_store(str(tmp_path / "results.db")).close()
-    given = {"model": "cnn", "mdel": "cnn"} if ":mdel" in sql else {"model": "cnn"}
+    others = {"mdel": "cnn", "a": "1", "b": "x"} if ":mdel" in sql else {}
     with open_store(str(tmp_path / "results.db"), read_only=True) as store, pytest.raises(QueryError) as error:
-        run_sql(store, sql, given)
+        run_sql(store, sql, {"model": "cnn", **others})
     assert str(error.value) == f"{sql}: the statement has no :model\n  why: {has}\n  fix: leave out -p model="
 
 
