@@ -26,8 +26,9 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from db.errors import ForeignStoreError, StoreError
-from db.explain import ANOTHER, BUSY_TIMEOUT_S, cannot_lock, explain, sqlite_name
+from db.explain import BUSY_TIMEOUT_S, another_or_anew, cannot_lock, damaged, explain
 from db.filesystem import is_local, lock_problem
+from db.models import CONTENT, ingested
 from workloads.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -35,9 +36,13 @@ log = logging.getLogger(__name__)
 REVISIONS = ("0001", "0002", "0003", "0004")
 """Every schema revision, oldest first. Kept here so that opening a store needs no Alembic; a test compares."""
 
+_TABLES = frozenset({*(table.name for table in (*CONTENT, ingested)), "summary", "curves"})
+"""The tables and views of the newest revision."""
+
 MIGRATIONS = "db:migrations"
 VERSION_TABLE = "orchestrate_revision"
 
+_FILE = "sqlite:///"
 _WRITE_LOCK = 0x6F726368
 """Key of PostgreSQL's advisory lock: one writer at a time, as in SQLite."""
 
@@ -98,11 +103,12 @@ def open_store(database: str, *, read_only: bool = False) -> Store:
 
     Raises:
         ForeignStoreError: not a store of ours, or written by a newer version; the file is as it was.
+        StoreDamagedError: the file is damaged, or lacks tables.
         StoreError: it cannot be opened, created or locked.
         InputError: the PostgreSQL driver is not installed, or the URL is none.
     """
-    database = database.removeprefix("sqlite:///")
-    if "://" in database:
+    database = database.removeprefix(_FILE)
+    if is_url(database):
         store = _postgresql(database, read_only=read_only)
     else:
         store = _sqlite(Path(database), read_only=read_only)
@@ -116,9 +122,14 @@ def open_store(database: str, *, read_only: bool = False) -> Store:
     return store
 
 
+def is_url(database: str) -> bool:
+    """Whether it names a server's database and no file."""
+    return "://" in database.removeprefix(_FILE)
+
+
 def set_aside(database: str) -> Path:
     """Give a damaged SQLite file another name, its journals with it; returns that name."""
-    path = Path(database)
+    path = Path(database.removeprefix(_FILE))
     kept = path.with_name(f"{path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     for suffix in ("", "-wal", "-shm", "-journal"):
         with contextlib.suppress(FileNotFoundError):
@@ -131,29 +142,30 @@ def revision(store: Store) -> str | None:
 
     Raises:
         ForeignStoreError: it holds something else.
+        StoreDamagedError: it lacks what a database of its revision has, or nothing says which that is.
     """
     tables = (
-        "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
+        "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name"
         if store.is_sqlite
-        else "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema() ORDER BY 1"
+        else "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
+        " UNION SELECT viewname FROM pg_views WHERE schemaname = current_schema() ORDER BY 1"
     )
     with store.read() as connection:
-        try:
-            # Before the version: asked the other way round, tables that another command makes in between look foreign.
-            names = [str(row[0]) for row in connection.execute(text(tables))]
-        except DBAPIError as error:
-            if sqlite_name(error) == "SQLITE_NOTADB":
-                raise ForeignStoreError(
-                    "not an SQLite database; left as it is", where=store.database, hint=ANOTHER
-                ) from error
-            raise
+        # Before the version: asked the other way round, tables that another command makes in between look foreign.
+        names = [str(row[0]) for row in connection.execute(text(tables))]
         if VERSION_TABLE in names:
-            return str(connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one())  # noqa: S608
+            found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars().all()  # noqa: S608
+            if len(found) != 1 or found[0] is None:
+                raise damaged(store.database, f"{VERSION_TABLE} has {len(found)} rows and wants one, its revision")
+            missing = sorted(_TABLES.difference(names)) if found[0] == REVISIONS[-1] else []
+            if missing:
+                raise damaged(store.database, f"it lacks {', '.join(missing)}")
+            return str(found[0])
     if names:
         raise ForeignStoreError(
             f"another program's database; left as it is (its tables: {', '.join(names[:5])})",
             where=store.database,
-            hint=ANOTHER,
+            hint=another_or_anew(store.database),
         )
     return None
 
@@ -224,8 +236,9 @@ def _allow_reading(action: int, first: str | None, second: str | None, *_: str |
 
 def _postgresql(database: str, *, read_only: bool) -> Store:
     try:
+        database.encode()
         url = make_url(database)
-    except ArgumentError as error:
+    except (ArgumentError, UnicodeEncodeError) as error:
         raise InputError(f"{database!r} is not a database URL", hint=_URL_HINT) from error
     if url.drivername.split("+")[0] not in {"postgresql", "postgres"}:
         raise InputError(f"{url.drivername!r} is not a database we know", where=_named(url), hint=_URL_HINT)

@@ -6,7 +6,7 @@ InputError
 OperationError
 └── StoreError           the database cannot be used now: busy, no locks, disk full, damaged, unreachable
     ├── StoreReadOnlyError   it can be read and not written
-    └── StoreDamagedError    its file is damaged
+    └── StoreDamagedError    its file is damaged, or its tables are not those of its revision
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ForeignStoreError(InputError):
 
 
 class QueryError(InputError):
-    """A statement that is not SQL, has a parameter too few, or would write."""
+    """A statement that is not SQL, has a parameter too few or too many, or would write."""
 
 
 class StoreError(OperationError):
@@ -31,4 +31,4 @@ class StoreReadOnlyError(StoreError):
 
 
 class StoreDamagedError(StoreError):
-    """The file is damaged; the run directories still have everything."""
+    """The file or its tables are damaged; the run directories still have everything."""

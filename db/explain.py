@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError
 
-from db.errors import StoreDamagedError, StoreError, StoreReadOnlyError
+from db.errors import ForeignStoreError, StoreDamagedError, StoreError, StoreReadOnlyError
 from db.filesystem import is_full, lock_problem
 
 BUSY_TIMEOUT_S = 60.0
@@ -21,11 +22,13 @@ _ELSEWHERE = (
 )
 
 
-def explain(database: str, error: DBAPIError) -> StoreError | None:
+def explain(database: str, error: DBAPIError) -> StoreError | ForeignStoreError | None:
     """Our error for what can happen to any database; None for what only a mistake of ours can cause."""
     name = sqlite_name(error)
     folder = Path(database).parent
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_PROTOCOL")):
+        if Path(database).is_dir():
+            return _cannot_open(database)
         if problem := lock_problem(folder):
             return cannot_lock(database, problem)
         if is_full(folder):
@@ -45,16 +48,47 @@ def explain(database: str, error: DBAPIError) -> StoreError | None:
         return StoreReadOnlyError("the database may only be read", where=database, why=str(error.orig), hint=ANOTHER)
     if name.startswith(("SQLITE_CANTOPEN", "SQLITE_PERM")):
         return _cannot_open(database)
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        return StoreDamagedError(
-            "the database is damaged",
-            where=database,
-            why=str(error.orig),
-            hint="orchestrate db rebuild makes it anew from the runs folder and keeps the damaged file",
+    if name.startswith("SQLITE_NOTADB"):
+        return ForeignStoreError(
+            "not an SQLite database; left as it is", where=database, hint=another_or_anew(database)
         )
+    if name.startswith("SQLITE_CORRUPT") or _is_of_another_schema(error):
+        return damaged(database, str(error.orig).strip())
     if not name and type(error).__name__ in {"OperationalError", "InterfaceError"}:
         return StoreError("the database cannot be used", where=database, why=str(error.orig).strip())
     return None
+
+
+def _is_of_another_schema(error: DBAPIError) -> bool:
+    """Whether a statement of ours met other tables or columns than its revision has."""
+    if sqlite_name(error):
+        return _OTHER_SCHEMA.match(str(error.orig)) is not None
+    return (getattr(error.orig, "sqlstate", None) or "") in _OTHER_SCHEMA_STATES
+
+
+_OTHER_SCHEMA = re.compile(
+    r"no such (table|view|column): |table \w+ (has no column|already exists)|view \w+ already exists"
+    r"|duplicate column name: |error in view \w+: no such "
+)
+_OTHER_SCHEMA_STATES = frozenset({"42P01", "42P07", "42701", "42703"})
+"""PostgreSQL's: a table or view that is missing or there already, a column that is twice or missing."""
+
+
+def damaged(database: str, why: str) -> StoreDamagedError:
+    """The error for a database of ours that cannot be what was written."""
+    if "://" in database:
+        hint = "make another database and name it with --db; orchestrate collect fills it from the runs folder"
+    else:
+        hint = "orchestrate db rebuild makes it anew from the runs folder and keeps the damaged file"
+    return StoreDamagedError("the database is damaged", where=database, why=why, hint=hint)
+
+
+def another_or_anew(database: str) -> str:
+    """The ways on from what may be another program's, or ours and damaged beyond recognition."""
+    if "://" in database:
+        return "name another database with --db"
+    moved = f"mv {shlex.quote(database)} {shlex.quote(f'{database}.damaged')}"
+    return f"{ANOTHER}; if it was orchestrate's, {moved}, then orchestrate collect makes it anew from the runs folder"
 
 
 def _full(database: str) -> StoreReadOnlyError:

@@ -68,32 +68,32 @@ def rebuild(store: Store, runs_folder: Path, *, drop_missing: bool = False) -> C
     Args:
         store: open for writing.
         runs_folder: what the content is made from.
-        drop_missing: whether runs may go that have no directory there.
+        drop_missing: whether runs, attempts and what they measured may go that have no files there.
 
     Raises:
-        InputError: such runs would go; nothing was changed.
+        InputError: such would go; nothing was changed.
     """
     with tempfile.TemporaryDirectory() as folder, open_store(str(Path(folder) / "fresh.db")) as fresh:
-        left_out = collect(fresh, runs_folder).problems
-        with fresh.read() as source, store.write() as target:
+        collect(fresh, runs_folder)
+        with store.write() as target, _caught_up(fresh, runs_folder) as (source, left_out):
             old_runs = {row.run_id: tuple(row) for row in target.execute(select(runs))}
             old_attempts = target.execute(select(attempts)).mappings().all()
+            old_keys = {table: _keys(target, table) for table in _LOSSES}
             for table in (*reversed(CONTENT), ingested):
                 target.execute(delete(table))
             for table in (*CONTENT, ingested):
                 for part in source.execute(select(table)).partitions(10_000):
                     upsert(target, table, [tuple(row) for row in part])
             _carry_over(target, old_runs, old_attempts)
-            lost = old_runs.keys() - set(target.execute(select(runs.c.run_id)).scalars())
-            if lost and not drop_missing:
-                named = ", ".join(sorted(lost)[:3]) + (", ..." if len(lost) > 3 else "")
-                unreadable = "".join(f"; {problem.path}: {problem.what}" for problem in left_out[:3])
-                raise InputError(
-                    f"{len(lost)} of {len(old_runs)} runs in the database have no readable directory in {runs_folder}",
-                    where=store.database,
-                    why=f"they would be lost: {named}{unreadable}",
-                    hint="name the right folder with --runs, or add --drop-missing",
-                )
+            for table, counted in () if drop_missing else _LOSSES.items():
+                if lost := old_keys[table] - _keys(target, table):
+                    why = "; ".join([_named(lost), *(f"{problem.path}: {problem.what}" for problem in left_out[:3])])
+                    raise InputError(
+                        f"{len(lost)} of {len(old_keys[table])} {counted} in {runs_folder}",
+                        where=store.database,
+                        why=f"they would be lost: {why}",
+                        hint="name the right folder with --runs, or add --drop-missing",
+                    )
     # The directories may have changed while the new content was made.
     problems = collect(store, runs_folder).problems
     with store.read() as connection:
@@ -102,6 +102,34 @@ def rebuild(store: Store, runs_folder: Path, *, drop_missing: bool = False) -> C
             for t in (runs, attempts, results, epochs)
         }
     return Collected(**counts, problems=problems)
+
+
+_LOSSES: dict[Table, str] = {
+    runs: "runs in the database have no readable directory",
+    attempts: "attempts in the database have no readable files",
+    results: "results in the database have no readable file",
+    epochs: "epochs in the database are in no readable file",
+}
+"""What a rebuild loses by leave only, and how it is said, the largest loss first."""
+
+
+@contextmanager
+def _caught_up(fresh: Store, runs_folder: Path) -> Iterator[tuple[Connection, list[Problem]]]:
+    """The new content once more up to date, now that no other command can take in what it does not have."""
+    left_out = collect(fresh, runs_folder).problems
+    with fresh.read() as source:
+        yield source, left_out
+
+
+def _keys(connection: Connection, table: Table) -> set[Row]:
+    return {tuple(row) for row in connection.execute(select(*table.primary_key.columns))}
+
+
+def _named(lost: set[Row]) -> str:
+    """The first few of what is lost, as ``RUN``, ``RUN attempt 1`` or ``RUN attempt 1 epoch 2``."""
+    words = ("", " attempt ", " epoch ")
+    names = ["".join(f"{word}{part}" for word, part in zip(words, key, strict=False)) for key in sorted(lost)[:3]]
+    return ", ".join(names) + (", ..." if len(lost) > len(names) else "")
 
 
 def _carry_over(target: Connection, old_runs: Mapping[str, Row], old_attempts: Iterable[Mapping[Any, Any]]) -> None:
@@ -117,6 +145,8 @@ def _carry_over(target: Connection, old_runs: Mapping[str, Row], old_attempts: I
             if old["run_id"] not in fresh_runs:
                 kept_runs[old["run_id"]] = old_runs[old["run_id"]]
         elif new is not None and (State(new["state"]).live or new["state"] == State.LOST):
+            if old["state"] == State.SUCCEEDED:
+                continue  # success is the result's to say, and there is none any more
             written = {name: value for name, value in new.items() if value not in {None, "", "{}"}}
             said = {name: old[name] for name in ("state", "reason", "message", "ended_at")}
             kept.append({**old, **written, **said})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from db.engine import Store
 from db.errors import QueryError
 from db.models import CONTENT, ingested, summary
+from db.rows import INT64
 from workloads.contract import Hardware, State
 from workloads.errors import InputError
 
@@ -114,6 +115,7 @@ def condition(text: str) -> ColumnElement[bool]:
         InputError: it is none, of an unknown column, or compares a number with a text.
     """
     where = f"--where {text}"
+    _insist_on_text(text, where)
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise InputError("not a condition", where=where, hint="KEY=VALUE, with one of = != < <= > >= ~ (contains)")
@@ -130,7 +132,17 @@ def condition(text: str) -> ColumnElement[bool]:
     except (KeyError, ValueError):
         expected = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
         raise InputError(f"{name} is {expected}, not {wanted!r}", where=where) from None
+    if kind is int and value not in INT64:
+        raise InputError(f"{name} is a whole number of 64 bits, and {value} is larger", where=where)
     return _OPERATORS[operator](column, value)
+
+
+def _insist_on_text(given: str, where: str) -> None:
+    """Raises InputError for what no database takes: an argument of other bytes has half characters in their place."""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise InputError("not a text in UTF-8", where=where, hint="write it in UTF-8") from None
 
 
 def summaries(store: Store, conditions: Iterable[str] = ()) -> list[dict[str, Any]]:
@@ -144,15 +156,24 @@ def summaries(store: Store, conditions: Iterable[str] = ()) -> list[dict[str, An
 def run_sql(store: Store, sql: str, parameters: Mapping[str, str]) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Run the user's SQL on a store that was opened read only; column names, made unique, and rows.
 
+    A parameter that is written as a plain number is one, any other is a text.
+
     Raises:
-        QueryError: it is no SQL, lacks a parameter, or would write.
+        QueryError: it is no SQL, lacks a parameter or has one too many, or would write.
     """
+    _insist_on_text(sql, _shown(sql))
+    for name, value in parameters.items():
+        _insist_on_text(f"{name}={value}", f"-p {name}={value}")
     with store.read() as connection:
         try:
             if store.is_sqlite:
-                found = connection.exec_driver_sql(sql, dict(parameters))
+                values = _Asked({name: _number(value) for name, value in parameters.items()})
+                found = connection.exec_driver_sql(sql, values)
+                _insist_on_use(sql, parameters, values.names)
             else:
-                found = connection.execute(text(sql), dict(parameters))
+                statement = text(sql)
+                _insist_on_use(sql, parameters, statement.compile().params.keys())
+                found = connection.execute(statement, {name: _untyped(value) for name, value in parameters.items()})
             if not found.returns_rows:
                 raise QueryError(
                     "nothing was asked", where=_shown(sql), hint='orchestrate query "SELECT * FROM summary"'
@@ -161,7 +182,63 @@ def run_sql(store: Store, sql: str, parameters: Mapping[str, str]) -> tuple[list
             rows = [tuple(row) for row in found]
         except SQLAlchemyError as error:
             raise _query_error(sql, error) from error
-    return [n if names.index(n) == i else f"{n}_{names[:i].count(n) + 1}" for i, n in enumerate(names)], rows
+    return _told_apart(names), rows
+
+
+_PLAIN_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?", re.ASCII)
+"""What no run id can be by chance: neither ``0012`` nor ``12e4``."""
+_DIGITS = len(str(-(2**63)))
+
+
+def _number(value: str) -> int | float | str:
+    """A plain number as a number; as a text, SQLite finds it greater than any expression's value."""
+    if _PLAIN_NUMBER.fullmatch(value) is None:
+        return value
+    if "." in value:
+        return float(value)
+    return int(value) if len(value) <= _DIGITS and int(value) in INT64 else value
+
+
+def _untyped(value: str) -> float | str:
+    """For PostgreSQL, which gives a text the type of its place but compares no text with a whole number."""
+    number = _number(value)
+    return number if isinstance(number, float) else value
+
+
+class _Asked(dict[str, Any]):
+    """Notes which values SQLite asks for: it alone knows the parameters of its statements."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+
+def _insist_on_use(sql: str, given: Iterable[str], used: Iterable[str]) -> None:
+    """Raises QueryError for a parameter that the statement does not have: most often one misspelt."""
+    names = sorted(used)
+    for name in given:
+        if name not in names:
+            has = f"it has {', '.join(f':{n}' for n in names)}" if names else "it has no parameter"
+            raise QueryError(f"the statement has no :{name}", where=_shown(sql), why=has, hint=f"leave out -p {name}=")
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Column names of which none comes twice; a made-up one is never that of another column."""
+    told: list[str] = []
+    for name in names:
+        made, number = name, 1
+        while made in told or (number > 1 and made in names):
+            number += 1
+            made = f"{name}_{number}"
+        told.append(made)
+    return told
+
+
+_TROUBLE = ("SQLITE_BUSY", "SQLITE_IOERR", "SQLITE_PROTOCOL", "SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CANTOPEN")
 
 
 def _query_error(sql: str, error: SQLAlchemyError) -> Exception:
@@ -169,7 +246,7 @@ def _query_error(sql: str, error: SQLAlchemyError) -> Exception:
     cause = getattr(error, "orig", None) or error
     code = getattr(cause, "sqlite_errorname", None) or ""
     state = getattr(cause, "sqlstate", None) or ""
-    if code.startswith(("SQLITE_BUSY", "SQLITE_IOERR", "SQLITE_CORRUPT")) or state.startswith(("08", "57")):
+    if code.startswith(_TROUBLE) or state.startswith(("08", "57")):
         return error
     why = str(cause).strip()
     if code in {"SQLITE_AUTH", "SQLITE_READONLY"} or state == "25006":

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from workloads.errors import InputError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -38,8 +40,23 @@ class Format(StrEnum):
         return self in {Format.JSON, Format.CSV}
 
 
-FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Same as --format json.")]
+def _alone(context: typer.Context, value: Any) -> Any:
+    """The value of --format or --json.
+
+    Raises:
+        InputError: both were given, and they differ; raised by the second one.
+    """
+    sources = [context.get_parameter_source(name) for name in ("format", "json")]
+    if all(source is not None and source.name == "COMMANDLINE" for source in sources):
+        asked = value if isinstance(value, str) else context.params["format"]
+        if asked != Format.JSON:
+            where = f"--json --format {asked}"
+            raise InputError("two formats are asked for", where=where, hint="leave one of them out")
+    return value
+
+
+FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print.", callback=_alone)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Same as --format json.", callback=_alone)]
 
 
 def chosen(format: Format, json: bool) -> Format:  # noqa: A002 (the options' names)

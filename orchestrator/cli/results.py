@@ -182,7 +182,12 @@ def query(
     sql: Annotated[str, typer.Argument(help="One SELECT statement; - reads it from standard input.")],
     parameters: Annotated[
         list[str] | None,
-        typer.Option("--param", "-p", metavar="NAME=VALUE", help="Value for :NAME in the statement; repeatable."),
+        typer.Option(
+            "--param",
+            "-p",
+            metavar="NAME=VALUE",
+            help="Value for :NAME in the statement, a number where it is written as one (80, -0.5); repeatable.",
+        ),
     ] = None,
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
     json: output.JsonOption = False,
@@ -204,12 +209,22 @@ def query(
         name, equals, value = given.partition("=")
         if not equals:
             raise InputError("not a parameter", where=f"-p {given}", hint="-p NAME=VALUE")
-        values[name.removeprefix(":")] = value
-    statement = sys.stdin.read() if sql == "-" else sql
+        name = name.removeprefix(":")
+        if name in values:
+            raise InputError(f":{name} is given twice", where=f"-p {given}", hint="leave one of them out")
+        values[name] = value
+    statement = _from_standard_input() if sql == "-" else sql
     with open_store(Workspace.at(database=database).database, read_only=True) as store:
         names, rows = queries.run_sql(store, statement, values)
     columns = [output.Column(name, title=name, text=_as_asked(name)) for name in names]
     output.rows([dict(zip(names, row, strict=True)) for row in rows], columns, output.chosen(format, json))
+
+
+def _from_standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InputError("not a text in UTF-8", where="standard input", hint="write it in UTF-8") from error
 
 
 def _as_asked(name: str) -> Callable[[Mapping[str, Any]], str]:
@@ -224,7 +239,7 @@ app.add_typer(db_app, name="db")
 @db_app.command()
 def rebuild(
     drop_missing: Annotated[
-        bool, typer.Option("--drop-missing", help="Let go of runs that have no directory any more.")
+        bool, typer.Option("--drop-missing", help="Let go of runs, attempts and results that have no files any more.")
     ] = False,
     json: output.JsonOption = False,
     runs: RunsOption = DEFAULT_RUNS,
@@ -237,7 +252,7 @@ def rebuild(
     Example: orchestrate db rebuild
     """
     from db import ingest
-    from db.engine import open_store, set_aside
+    from db.engine import is_url, open_store, set_aside
     from db.errors import StoreDamagedError
 
     workspace = Workspace.at(runs=runs, database=database)
@@ -247,6 +262,8 @@ def rebuild(
         with open_store(workspace.database) as store:
             collected = ingest.rebuild(store, workspace.runs, drop_missing=drop_missing)
     except StoreDamagedError:
+        if is_url(workspace.database):
+            raise
         output.talk(f"the damaged database is kept as {set_aside(workspace.database)}")
         with open_store(workspace.database) as store:
             collected = ingest.collect(store, workspace.runs)

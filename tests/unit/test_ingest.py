@@ -500,3 +500,69 @@ def test_a_rebuild_from_the_wrong_folder_is_refused(campaign: Any, database: str
         assert content(store) == before
         assert rebuild(store, campaign.runs, drop_missing=True).runs == 1
         assert len(content(store)["runs"]) == 1
+
+
+@pytest.mark.parametrize("loss", ["attempts", "attempt", "result", "emptied", "events"])
+def test_a_rebuild_drops_nothing_measured_unasked(loss: str, campaign: Any, database: str) -> None:
+    """Files of an attempt that are gone or damaged: the database has the only copy, so it takes a word."""
+    campaign.done(seed=0)
+    attempt = campaign.done(seed=1)
+    run_id = attempt.path.parents[1].name
+    with open_store(database) as store:
+        collect(store, campaign.runs)
+        before = content(store)
+        if loss in {"attempts", "attempt"}:
+            shutil.rmtree(attempt.path if loss == "attempt" else attempt.path.parent)
+        elif loss == "emptied":
+            attempt.result.write_text("")
+        else:
+            (attempt.result if loss == "result" else attempt.events()).unlink()
+        what, named = {
+            "result": ("1 of 2 results in the database have no readable file", f"{run_id} attempt 1"),
+            "emptied": (
+                "1 of 2 results in the database have no readable file",
+                f"{run_id} attempt 1; {attempt.result}: empty file",
+            ),
+            "events": (
+                "2 of 4 epochs in the database are in no readable file",
+                f"{run_id} attempt 1 epoch 1, {run_id} attempt 1 epoch 2",
+            ),
+        }.get(loss, ("1 of 2 attempts in the database have no readable files", f"{run_id} attempt 1"))
+        with pytest.raises(InputError) as error:
+            rebuild(store, campaign.runs)
+        assert (error.value.what, error.value.why) == (f"{what} in {campaign.runs}", f"they would be lost: {named}")
+        assert error.value.hint == "name the right folder with --runs, or add --drop-missing"
+        assert content(store) == before
+        rebuild(store, campaign.runs, drop_missing=True)
+        after = content(store)
+    assert {name: len(rows) for name, rows in after.items()} == {
+        "runs": 2,
+        "attempts": 1 if loss in {"attempts", "attempt"} else 2,
+        "results": 2 if loss == "events" else 1,
+        "epochs": 4 if loss in {"result", "emptied"} else 2,
+        "classes": 0,
+        "ranks": 0,
+    }
+    # A run whose result was let go is no success any more.
+    states = {row[0]: row[4] for row in after["attempts"]}
+    assert states.get(run_id) == {"result": "pending", "emptied": "pending", "events": "succeeded"}.get(loss)
+
+
+def test_a_rebuild_takes_what_another_command_takes_in_meanwhile_for_no_loss(
+    campaign: Any, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch that ends, and is collected, between the reading of the files and the write lock."""
+    attempt = campaign.send(campaign.run())
+    campaign.train(attempt, range(1, 3))
+    with open_store(database) as store:
+        collect(store, campaign.runs)
+
+        def slow(fresh: Store, folder: Path) -> Any:
+            found = collect(fresh, folder)
+            monkeypatch.setattr(ingest, "collect", collect)
+            campaign.train(attempt, range(3, 4))
+            collect(store, folder)
+            return found
+
+        monkeypatch.setattr(ingest, "collect", slow)
+        assert rebuild(store, campaign.runs).epochs == 3

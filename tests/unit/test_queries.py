@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from db.engine import open_store
-from db.errors import QueryError
+from db.errors import ForeignStoreError, QueryError
 from db.ingest import collect
 from db.queries import SUMMARY_COLUMNS, durations, run_sql, run_states, sizes, summaries
 from db.submissions import record_intents
@@ -90,6 +90,9 @@ def test_conditions_pick_runs(conditions: list[str], seeds: list[int], campaign:
         ("lr=fast", "lr is a number, not 'fast'"),
         ("seed=1.5", "seed is a whole number, not '1.5'"),
         ("nesterov=maybe", "nesterov is true or false, not 'maybe'"),
+        (f"seed<{2**63}", f"seed is a whole number of 64 bits, and {2**63} is larger"),
+        ("model=\udcff", "not a text in UTF-8\n  fix: write it in UTF-8"),
+        ("label~\udcff", "not a text in UTF-8\n  fix: write it in UTF-8"),
     ],
 )
 def test_a_condition_that_is_none_says_why(text: str, message: str, tmp_path: Any) -> None:
@@ -118,9 +121,77 @@ def test_sql_with_parameters(reader: Any) -> None:
     assert sorted(rows) == [(0, 0.1), (1, 0.05)]
 
 
-def test_columns_of_one_name_are_told_apart(reader: Any) -> None:
-    names, rows = run_sql(reader, "SELECT 1 AS a, 2 AS b, 3 AS a", {})
-    assert (names, rows) == (["a", "b", "a_2"], [(1, 2, 3)])
+@pytest.mark.parametrize(
+    ("condition", "value", "found"),
+    [
+        ("test_accuracy * 100 > :x", "80", 2),
+        ("test_accuracy * 100 > :x", "95", 0),
+        ("test_accuracy * 100 > :x", "89.5", 2),
+        ("abs(seed) = :x", "1", 1),
+        ("seed > :x", "0.5", 1),
+        ("seed - 2 = :x", "-1", 1),
+        ("seed + 0 < :x", str(2**63 - 1), 2),
+        ("seed + 0 < :x", str(-(2**63)), 0),
+        ("label LIKE '%=' || :x", "1", 1),
+    ],
+)
+def test_a_parameter_written_as_a_number_is_one(condition: str, value: str, found: int, reader: Any) -> None:
+    """Also beside an expression, where SQLite finds any text greater than any number."""
+    assert run_sql(reader, f"SELECT count(*) FROM summary WHERE {condition}", {"x": value})[1] == [(found,)]
+    asked = "SELECT model FROM summary GROUP BY model HAVING max(test_accuracy) * 100 > :x"
+    assert run_sql(reader, asked, {"x": "80"})[1] == [("cnn",)]
+
+
+@pytest.mark.parametrize("text", ["0012", "12e4", "1234", "-", "1.", "0x10", "9" * 30, "1_0", " 1", "٣"])
+def test_a_text_column_is_asked_for_what_looks_like_a_number(text: str, campaign: Any, database: str) -> None:
+    """Run ids are hex digits: leading zeros and an e are no number's, and only digits match as well."""
+    campaign.done(label=text)
+    with open_store(database) as store:
+        collect(store, campaign.runs)
+    with open_store(database, read_only=True) as store:
+        for table in ("runs", "summary"):
+            assert run_sql(store, f"SELECT count(*) FROM {table} WHERE label = :x", {"x": text})[1] == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "has"),
+    [
+        ("SELECT 1", "it has no parameter"),
+        ("SELECT model FROM runs WHERE :mdel IN (model, :mdel, $b, @a)", "it has :a, :b, :mdel"),
+        ("SELECT model FROM runs WHERE model = ':model' -- :model", "it has no parameter"),
+    ],
+)
+def test_a_parameter_that_the_statement_lacks_is_refused(sql: str, has: str, campaign: Any, tmp_path: Any) -> None:
+    """Not in a text and not in a comment either, as SQLite reads them."""
+    open_store(str(tmp_path / "results.db")).close()
+    others = {"mdel": "cnn", "a": "1", "b": "x"} if ":mdel" in sql else {}
+    with open_store(str(tmp_path / "results.db"), read_only=True) as store, pytest.raises(QueryError) as error:
+        run_sql(store, sql, {"model": "cnn", **others})
+    assert str(error.value) == f"{sql}: the statement has no :model\n  why: {has}\n  fix: leave out -p model="
+
+
+def test_a_parameter_too_many_is_refused_by_both_databases(reader: Any) -> None:
+    with pytest.raises(QueryError, match=r"the statement has no :model\n  why: it has :m\n  fix: leave out -p model="):
+        run_sql(reader, "SELECT seed FROM runs WHERE model = :m", {"m": "cnn", "model": "cnn"})
+
+
+def test_a_parameter_that_is_no_text_is_said(reader: Any) -> None:
+    with pytest.raises(InputError, match="-p m=\udcff: not a text in UTF-8\n  fix: write it in UTF-8"):
+        run_sql(reader, "SELECT :m", {"m": "\udcff"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("1 AS a, 2 AS b, 3 AS a", ["a", "b", "a_2"]),
+        ("1 AS a, 2 AS a, 3 AS a_2", ["a", "a_3", "a_2"]),
+        ("1 AS a_2, 2 AS a, 3 AS a, 4 AS a, 5 AS a_2", ["a_2", "a", "a_3", "a_4", "a_2_2"]),
+    ],
+)
+def test_columns_of_one_name_are_told_apart(asked: str, told: list[str], reader: Any) -> None:
+    """By a name that no other column has."""
+    names, rows = run_sql(reader, f"SELECT {asked}", {})
+    assert (names, rows) == (told, [tuple(range(1, len(told) + 1))])
 
 
 def test_every_table_and_view_that_the_help_names_answers(reader: Any) -> None:
@@ -156,10 +227,11 @@ def test_a_statement_that_writes_is_refused(sql: str, reader: Any) -> None:
         ("SELECT * FROM zzzzzz", "orchestrate db info --columns lists tables and columns"),
         ("SELECT :lr", "no value for :lr\n  fix: -p lr=VALUE"),
         ("SELEC 1", "syntax error"),
+        ("SELECT '\udcff'", "SELECT '\udcff': not a text in UTF-8\n  fix: write it in UTF-8"),
     ],
 )
 def test_a_mistake_in_sql_is_a_message_with_a_way_on(sql: str, message: str, reader: Any) -> None:
-    with pytest.raises(QueryError) as error:
+    with pytest.raises(InputError) as error:
         run_sql(reader, sql, {})
     assert message in str(error.value)
 
@@ -173,6 +245,16 @@ def test_sqlite_takes_exactly_one_statement(sql: str, message: str, campaign: An
     open_store(database).close()
     with open_store(database, read_only=True) as store, pytest.raises(QueryError, match=message):
         run_sql(store, sql, {})
+
+
+def test_a_file_that_is_damaged_while_it_is_open_is_no_mistake_in_sql(campaign: Any, tmp_path: Any) -> None:
+    database = tmp_path / "results.db"
+    open_store(str(database)).close()
+    with open_store(str(database), read_only=True) as store:
+        store.engine.dispose()
+        database.write_bytes(b"\0" * 4096)
+        with pytest.raises(ForeignStoreError, match="not an SQLite database"):
+            run_sql(store, "SELECT * FROM runs", {})
 
 
 def test_states_of_many_runs_come_quickly(campaign: Any, tmp_path: Any) -> None:

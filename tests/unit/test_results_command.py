@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,8 @@ def test_rows_of_several_experiments_say_which(study: Any, capsys: pytest.Captur
         (["results", "--where", "lr"], "--where lr: not a condition"),
         (["results", "-g", "model", "-s", "device_name"], "--select: device_name has no median"),
         (["query", "SELECT :a", "-p", "a"], "-p a: not a parameter\n  fix: -p NAME=VALUE"),
+        (["query", "SELECT :a", "-p", "a=1", "-p", ":a=2"], "-p :a=2: :a is given twice\n  fix: leave one of them out"),
+        (["query", "SELECT 1", "-p", "a=1"], "SELECT 1: the statement has no :a\n  why: it has no parameter"),
         (["query", "DELETE FROM runs"], "DELETE FROM runs: query only reads"),
     ],
 )
@@ -137,6 +140,17 @@ def test_bad_input_is_one_message(
     out, err = _out(capsys, *argv, code=2)
     assert out == ""
     assert err.startswith(message)
+
+
+@pytest.mark.parametrize("other", ["csv", "table"])
+@pytest.mark.parametrize("verb", ["results", "query 'SELECT 1'", "db info", "status", "data list", "data check"])
+def test_two_formats_at_once_are_refused(verb: str, other: str, study: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """In either order, by every verb that has both options; the same one twice is none too many."""
+    message = f"--json --format {other}: two formats are asked for\n  fix: leave one of them out\n"
+    for options in (["--json", "--format", other], ["-f", other, "--json"]):
+        assert _out(capsys, *shlex.split(verb), *options, code=2) == ("", message)
+    if verb == "results":
+        assert _out(capsys, verb, "--json", "-f", "json")[0] == _out(capsys, verb, "--json")[0] != ""
 
 
 def test_an_empty_folder_has_no_results_and_gets_no_database(
@@ -220,6 +234,16 @@ def test_query_prints_rows_of_any_format_and_reads_standard_input(
         capsys, "query", "SELECT test_accuracy FROM summary WHERE seed = 0 AND strategy = 'ddp'", "-f", "markdown"
     )
     assert out == "| test_accuracy |\n| ---: |\n| 0.95 |\n"
+
+
+@pytest.mark.parametrize(("errors", "where"), [("strict", "standard input"), ("surrogateescape", "SELECT '\\udcff'")])
+def test_query_says_that_standard_input_is_no_text(
+    errors: str, where: str, study: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python reads other bytes in two ways, by the locale."""
+    stream = io.TextIOWrapper(io.BytesIO(b"SELECT '\xff'"), encoding="utf-8", errors=errors)
+    monkeypatch.setattr(sys, "stdin", stream)
+    assert _out(capsys, "query", "-", code=2)[1] == f"{where}: not a text in UTF-8\n  fix: write it in UTF-8\n"
 
 
 @pytest.mark.parametrize("style", ["table", "markdown", "latex"])

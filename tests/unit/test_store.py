@@ -156,8 +156,14 @@ def test_another_program_s_database_is_left_alone(table: str, read_only: bool, d
 @pytest.mark.parametrize("content", [b"name,accuracy\ncnn,0.9\n" * 9, b"\x00" * 4096, os.urandom(8192)])
 def test_a_file_that_is_no_database_is_left_alone(content: bytes, database: str) -> None:
     Path(database).write_bytes(content)
-    with pytest.raises(ForeignStoreError, match=r"not an SQLite database; left as it is\n  fix: name another file"):
-        open_store(database)
+    fix = (
+        f"name another file with --db; if it was orchestrate's, mv {database} {database}.damaged,"
+        " then orchestrate collect makes it anew from the runs folder"
+    )
+    for read_only in (False, True):
+        with pytest.raises(ForeignStoreError) as error:
+            open_store(database, read_only=read_only)
+        assert str(error.value) == f"{database}: not an SQLite database; left as it is\n  fix: {fix}"
     assert Path(database).read_bytes() == content
 
 
@@ -273,8 +279,9 @@ def test_a_reader_makes_no_database(database: str) -> None:
 def test_places_where_no_database_can_be(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"folder does not exist\n  fix: mkdir -p"):
         open_store(str(tmp_path / "missing" / "results.db"))
-    with pytest.raises(StoreError, match=r"the database is a folder\n  fix: name a file with --db"):
-        open_store(str(tmp_path))
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match=r"the database is a folder\n  fix: name a file with --db"):
+            open_store(str(tmp_path), read_only=read_only)
 
 
 @pytest.mark.parametrize("name", ["résumé 实验.db", "a?b#c%20&d.db", 'it\'s "x".db', "new\nline.db"])
@@ -295,7 +302,11 @@ def test_postgresql_without_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("url", "message"),
-    [("mysql://server/lab", "'mysql' is not a database we know"), ("://", "'://' is not a database URL")],
+    [
+        ("mysql://server/lab", "'mysql' is not a database we know"),
+        ("://", "'://' is not a database URL"),
+        ("postgresql:///lab?host=\udcff", r"'postgresql:///lab\?host=\\udcff' is not a database URL"),
+    ],
 )
 def test_a_url_of_another_kind(url: str, message: str) -> None:
     with pytest.raises(InputError, match=rf"{message}(.|\n)*fix: a file name, or postgresql://USER@HOST/DATABASE"):

@@ -1,0 +1,77 @@
+"""A database that is ours and has other tables than its revision says: said with the way out, and that way works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db.engine import VERSION_TABLE, open_store
+from db.errors import StoreDamagedError
+from db.ingest import collect
+from orchestrator.cli import run
+
+DAMAGES = [
+    ("DROP TABLE epochs CASCADE", "it lacks (curves, )?epochs"),
+    ("DROP TABLE ranks", "it lacks ranks"),
+    ("DROP VIEW summary", "it lacks summary"),
+    (f"DELETE FROM {VERSION_TABLE}", f"{VERSION_TABLE} has 0 rows and wants one"),
+    (f"INSERT INTO {VERSION_TABLE} VALUES ('0001')", f"{VERSION_TABLE} has 2 rows and wants one"),
+    (f"UPDATE {VERSION_TABLE} SET version_num = '0002'", 'duplicate column name: compile|column "compile" of'),
+    (f"UPDATE {VERSION_TABLE} SET version_num = '0001'", 'duplicate column name: recovery|column "recovery" of'),
+    (f"ALTER TABLE {VERSION_TABLE} RENAME version_num TO x", 'no such column: version_num|column "version_num"'),
+]
+
+
+def _damage(database: str, sql: str) -> None:
+    with open_store(database) as store, store.write() as connection:
+        connection.exec_driver_sql(sql.removesuffix(" CASCADE") if store.is_sqlite else sql)
+
+
+@pytest.mark.parametrize(("sql", "why"), DAMAGES, ids=[sql for sql, _ in DAMAGES])
+def test_other_tables_than_the_revision_has_are_damage(sql: str, why: str, campaign: Any, database: str) -> None:
+    """Also where the number is older than the tables: the migrations do not fit them."""
+    _damage(database, sql)
+    with pytest.raises(StoreDamagedError) as error:
+        open_store(database)
+    assert error.value.what == "the database is damaged"
+    assert re.match(why, error.value.why), error.value.why
+    ways = ("make another database and name it with --db", "orchestrate db rebuild makes it anew")
+    assert error.value.hint.startswith(ways["postgresql" not in database])
+
+
+def test_a_column_that_is_missing_is_damage_too(campaign: Any, database: str) -> None:
+    """It is found when a statement of ours asks for it."""
+    _damage(database, "ALTER TABLE ingested DROP COLUMN size")
+    campaign.done()
+    with open_store(database) as store, pytest.raises(StoreDamagedError, match=r"column:? (ingested\.)?size|\.size"):
+        collect(store, campaign.runs)
+
+
+@pytest.mark.parametrize("sql", [sql for sql, _ in DAMAGES])
+def test_rebuild_makes_a_damaged_database_anew(
+    sql: str, campaign: Any, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The damaged file is kept; a server's database is left as it is, for another one to take its place."""
+    campaign.done()
+    with open_store(database) as store:
+        collect(store, campaign.runs)
+    _damage(database, sql)
+    code = run(["db", "rebuild", "--runs", str(campaign.runs), "--db", database])
+    out, err = capsys.readouterr()
+    kept = list(tmp_path.glob("results.db.damaged-*T*Z"))
+    if "postgresql" in database:
+        assert (code, out, kept) == (1, "", []) and "the database is damaged" in err
+    else:
+        assert (code, out) == (0, "rebuilt: 1 run, 1 attempt, 1 result, 2 epochs\n")
+        assert err == f"the damaged database is kept as {kept[0]}\n"
+
+
+def test_rebuild_knows_a_file_by_its_url(campaign: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    campaign.done()
+    database = f"sqlite:///{tmp_path}/results.db"
+    _damage(database, "DROP TABLE ranks")
+    assert run(["db", "rebuild", "--runs", str(campaign.runs), "--db", database]) == 0
+    assert list(tmp_path.glob("results.db.damaged-*T*Z"))
