@@ -95,4 +95,5 @@ DECLARATION = ModelDeclaration(
     build=_build,
     layers=list,
     has_batch_norm=False,
+    has_dropout=True,
 )

@@ -59,4 +59,5 @@ DECLARATION = ModelDeclaration(
     keras_layers=_keras_layers,
     layers=list,
     has_batch_norm=True,
+    has_dropout=True,
 )

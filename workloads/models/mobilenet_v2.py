@@ -40,5 +40,6 @@ DECLARATION = ModelDeclaration(
     build=_build,
     layers=sequential.of_torchvision,
     has_batch_norm=True,
+    has_dropout=True,
     weights=weights.torchvision("mobilenet_v2-b0353104.pth", classifier="classifier.1"),
 )

@@ -47,6 +47,7 @@ DECLARATION = ModelDeclaration(
     build=lambda config, channels, classes, _size: build("resnet18", config, channels, classes),
     layers=sequential.of_torchvision,
     has_batch_norm=True,
+    has_dropout=False,
     weights=weights.torchvision("resnet18-f37072fd.pth", classifier="fc"),
     uses_stem=True,
 )

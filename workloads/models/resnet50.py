@@ -26,6 +26,7 @@ DECLARATION = ModelDeclaration(
     keras_layers=_keras_layers,
     layers=sequential.of_torchvision,
     has_batch_norm=True,
+    has_dropout=False,
     weights=weights.torchvision("resnet50-0676ba61.pth", classifier="fc"),
     uses_stem=True,
 )

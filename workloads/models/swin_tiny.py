@@ -89,5 +89,6 @@ DECLARATION = ModelDeclaration(
     build=_build,
     layers=sequential.of_timm,
     has_batch_norm=False,
+    has_dropout=True,
     weights=weights.torchvision("swin_t-704ceda3.pth", "head.fc", rename=own_name, smallest_px=LARGE_PX),
 )

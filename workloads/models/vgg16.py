@@ -57,5 +57,6 @@ DECLARATION = ModelDeclaration(
     keras_layers=_keras_layers,
     layers=sequential.of_torchvision,
     has_batch_norm=False,
+    has_dropout=True,
     weights=weights.torchvision("vgg16-397923af.pth", classifier="classifier.6"),
 )

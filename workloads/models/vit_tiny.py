@@ -55,4 +55,5 @@ DECLARATION = ModelDeclaration(
     build=_build,
     layers=sequential.of_timm,
     has_batch_norm=False,
+    has_dropout=True,
 )

@@ -69,5 +69,6 @@ DECLARATION = ModelDeclaration(
     build=_build,
     layers=list,
     has_batch_norm=False,
+    has_dropout=True,
     num_parameters=_num_parameters,
 )
