@@ -26,14 +26,11 @@ from pydantic import (
 )
 
 from orchestrator.plugins import Plugins, nearest
-from orchestrator.quantities import QuantityError, parse_memory, parse_time_limit
+from orchestrator.quantities import LARGEST, LONGEST_S, QuantityError, parse_memory, parse_time_limit
 from orchestrator.tomlfile import explain, refuse, refuse_all, show
 from workloads import registry
 from workloads.contract import Hardware
 from workloads.registry import Option, OptionValue, StrategyDeclaration
-
-_LARGEST = 2**32 - 1
-"""Of any whole number: what a seed may be in every framework, and JSON and SQL hold exactly."""
 
 
 class StrategyChoice(NamedTuple):
@@ -177,7 +174,7 @@ def _choice(*words: str) -> Any:
 
 
 def _whole(*, ge: float | None = None) -> Any:
-    return Annotated[int, Interval(ge=ge, le=_LARGEST)]
+    return Annotated[int, Interval(ge=ge, le=LARGEST)]
 
 
 def _real(**bounds: float) -> Any:
@@ -246,7 +243,7 @@ _TYPES: dict[str, Any] = {
     "time_limit": _quantity(parse_time_limit),
     "mem": _quantity(parse_memory),
     "checkpoint_every": _COUNT,
-    "hang_timeout_s": _COUNT,
+    "hang_timeout_s": Annotated[int, Interval(ge=0, le=LONGEST_S)],
     "retries": _COUNT,
 }
 

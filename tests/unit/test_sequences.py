@@ -200,6 +200,13 @@ seed = 0
             "number above 0",
         ),
         (
+            "wide_transformer/1000001GB",
+            "characters",
+            "",
+            "model wide_transformer/1000001GB",
+            "wide_transformer/1000001GB is larger than any machine: write wide_transformer/1000000GB at most",
+        ),
+        (
             "wide_transformer/0GB",
             "characters",
             "",
