@@ -149,9 +149,16 @@ def _framework(facts: _Facts) -> str:
 
 
 def _layers(facts: _Facts) -> str:
-    if facts.strategy.needs_layers and facts.model.layers is None:
-        return f"{facts.strategy.name} cuts a model into parts, and {facts.values['model']} cannot be cut"
-    return ""
+    strategy, model = facts.strategy, str(facts.values["model"])
+    if strategy.needs_layers and facts.model.layers is None:
+        return f"{strategy.name} cuts a model into parts, and {model} cannot be cut"
+    if facts.model.num_layers is None:
+        return ""
+    try:
+        why = strategy.refuses_layers(facts.model.num_layers(model), facts.hardware, facts.options)
+    except ValueError:  # of a name that no model of the family has, which is the model's rule to tell
+        return ""
+    return f"{strategy.name} cannot cut {model}: {why}" if why else ""
 
 
 def _samples(facts: _Facts) -> str:

@@ -90,6 +90,8 @@ class StrategyDeclaration:
     ``channels_last``, ``loader`` and ``optimizer``."""
     needs_layers: bool = False
     """Whether the model must be one that can be cut into a list of layers."""
+    refuses_layers: Callable[[int, Hardware, Options], str] = lambda _layers, _hardware, _options: ""
+    """Why it cannot cut a model of so many layers into its parts; empty when it can."""
     micro_batches: Callable[[Options], int] = lambda _options: 1
     """Into how many micro-batches a step cuts what a rank has of a batch, as ``torch.chunk`` cuts; batch norm sees
     one."""
@@ -132,6 +134,8 @@ class ModelDeclaration:
     """(what ``build`` made) -> its layers in order, each fed by the one before, sharing the model's modules; for
     strategies that cut a model into parts. None: this model cannot be cut. Raises InputError when one member of a
     family cannot. See ``workloads.models.sequential``."""
+    num_layers: Callable[[str], int] | None = None
+    """(model name) -> how many :attr:`layers` has, for the planner; None: not known without building it."""
     has_batch_norm: bool | None = None
     """None: not known without building it."""
     has_dropout: bool | None = None

@@ -72,6 +72,7 @@ DECLARATION = ModelDeclaration(
     image_size=_positions,
     build=_build,
     layers=list,
+    num_layers=lambda name: size(name)[1] + 2,
     has_batch_norm=False,
     has_dropout=True,
     num_parameters=_num_parameters,
