@@ -6,6 +6,7 @@ same keys where they stand once (``Values``), as axes (``Axes``) and as conditio
 
 from __future__ import annotations
 
+import dataclasses
 import unicodedata
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -184,12 +185,16 @@ def _real(**bounds: float) -> Any:
 
 def _hardware(value: str) -> str:
     try:
-        return str(Hardware.parse(value))
+        hardware = Hardware.parse(value)
     except ValueError as error:
         raise refuse(
             f"{show(value)} is not hardware",
             'write KIND:DEVICES or KIND:DEVICESxNODES, such as "cpu:2", "gpu:1", "a100:2" or "a100:4x2"',
         ) from error
+    if hardware.kind.lower() in {"cpu", "gpu"} and not hardware.kind.islower():
+        right = dataclasses.replace(hardware, kind=hardware.kind.lower())
+        raise refuse(f"{show(value)} is not hardware: {hardware.kind} is written in small letters", f'write "{right}"')
+    return str(hardware)
 
 
 def _quantity(parse: Callable[[object], int]) -> Any:

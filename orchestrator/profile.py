@@ -465,7 +465,7 @@ class ClusterProfile(_Table):
         found += [
             (("gpu", kind), f"{show(kind)} is not a kind of hardware", "letters, digits, _ . - ; neither cpu nor gpu")
             for kind in self.gpu
-            if not _KIND.fullmatch(kind) or kind in {"cpu", "gpu"}
+            if not _KIND.fullmatch(kind) or kind.lower() in {"cpu", "gpu"}
         ]
         forbidden = set(self.forbid)
         found += [

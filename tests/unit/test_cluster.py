@@ -318,6 +318,7 @@ def test_what_a_site_forbids_is_found_before_the_queue_finds_it() -> None:
         ("extra = 3", "", "extra", "3 is not a table"),
         ('env = { A = "a\\u0007" }', "", "env.A", "control character"),
         ("[cluster.lab.gpu.cpu]\nnode_gpus=1\ncpus_per_gpu=1", "", "gpu.cpu", '"cpu" is not a kind of hardware'),
+        ("[cluster.lab.gpu.CPU]\nnode_gpus=1\ncpus_per_gpu=1", "", "gpu.CPU", '"CPU" is not a kind of hardware'),
     ],
 )
 def test_keys_that_contradict_each_other(top: str, gpu: str, place: str, what: str) -> None:

@@ -265,6 +265,10 @@ def test_the_message_shows_file_key_and_fix_on_lines_of_their_own() -> None:
         ("[matrix]\nseed=1\n[[published]]\nmatch={lr=1}\non='x'", "published[0]", "no figure stands here", "test_acc"),
         ("[matrix]\nseed=1\n'a b'=2", 'matrix."a b"', 'unknown key "a b"', ""),
         ("[matrix]\nseed=4294967296", "matrix.seed", "4294967296 is out of range", "at most 4294967295"),
+        *(
+            (f'[matrix]\nhardware="{given}"', "matrix.hardware", f'"{given}" is not hardware', f'write "{right}"')
+            for given, right in {"CPU:1": "cpu:1", "Gpu:2x2": "gpu:2x2"}.items()
+        ),
         ("[matrix]\nworkers=1979-05-27", "matrix.workers", "1979-05-27 is not a whole number", ""),
         ("[matrix]\ndataset=1979-05-27", "matrix.dataset", "1979-05-27 is not a text", 'quote it: "1979-05-27"'),
     ],
