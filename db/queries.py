@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from db.engine import Store
 from db.errors import QueryError
 from db.models import CONTENT, ingested, summary
+from db.rows import INT64
 from workloads.contract import Hardware, State
 from workloads.errors import InputError
 
@@ -130,6 +131,8 @@ def condition(text: str) -> ColumnElement[bool]:
     except (KeyError, ValueError):
         expected = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
         raise InputError(f"{name} is {expected}, not {wanted!r}", where=where) from None
+    if kind is int and value not in INT64:
+        raise InputError(f"no {name} has more than 64 bits", where=where, hint="write a smaller number")
     return _OPERATORS[operator](column, value)
 
 

@@ -18,7 +18,8 @@ from workloads.contract import RunSpec
 Row = tuple[Any, ...]
 """One value for each column of a table, in the table's order."""
 
-_INT64 = range(-(2**63), 2**63)
+INT64 = range(-(2**63), 2**63)
+"""What a database has room for."""
 
 
 def canonical_json(value: Any) -> str:
@@ -53,7 +54,7 @@ class _Field(NamedTuple):
                 return column
             if self.plain is float and math.isfinite(sum(column)):
                 return column
-            if self.plain is int and min(column) in _INT64 and max(column) in _INT64:
+            if self.plain is int and min(column) in INT64 and max(column) in INT64:
                 return column
         return [self.value(value) for value in column]
 
@@ -129,7 +130,7 @@ def _fields(table: Table) -> list[_Field]:
 
 
 def _int(value: Any) -> int:
-    if type(value) is int and value in _INT64:
+    if type(value) is int and value in INT64:
         return value
     raise ValueError("not a whole number of 64 bits")
 

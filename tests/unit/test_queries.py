@@ -89,6 +89,7 @@ def test_conditions_pick_runs(conditions: list[str], seeds: list[int], campaign:
         ("seed", "not a condition\n  fix: KEY=VALUE"),
         ("lr=fast", "lr is a number, not 'fast'"),
         ("seed=1.5", "seed is a whole number, not '1.5'"),
+        ("seed<9223372036854775808", "no seed has more than 64 bits\n  fix: write a smaller number"),
         ("nesterov=maybe", "nesterov is true or false, not 'maybe'"),
     ],
 )

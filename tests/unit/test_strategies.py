@@ -140,6 +140,20 @@ def _has_balance(strategy: str) -> bool:
             }.items()
         ),
         ('{ name = "gpipe", balance = [20, 2] }', {}, ""),
+        *(
+            (
+                f'{{ name = "{name}", balance = [20, 2], balance_by = "{by}" }}',
+                {},
+                f'balance_by = "{by}" means nothing beside balance [20, 2]: leave one of them out',
+            )
+            for name, by in {"gpipe": "size", "pipeline": "size", "model_parallel": "time"}.items()
+        ),
+        ('{ name = "gpipe", segments = 2, balance = [1, 1], balance_by = "size" }', {}, ""),
+        (
+            '{ name = "fsdp", wrap = "model", min_unit_parameters = 5 }',
+            {},
+            'min_unit_parameters means nothing beside wrap = "model": leave one of the two out',
+        ),
         ('{ name = "tf_model_parallel", balance = [1, 21] }', {}, ""),
         (
             '{ name = "gpipe", segments = 23 }',

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Hardware, Topology
 from workloads.registry import Option, Options, StrategyDeclaration
-from workloads.strategies.parts import misfit
+from workloads.strategies.parts import ignores_balance_by, misfit
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +118,7 @@ def _refuses(hardware: Hardware, options: Options) -> str:
         return f"balance {list(balance)} adds up to {sum(balance)} and there are {segments} segments"
     if segments and segments < hardware.devices:
         return f"{segments} segments cannot be shared out to the {hardware.devices} devices of {hardware}"
-    return ""
+    return ignores_balance_by(options, "time")
 
 
 DECLARATION = StrategyDeclaration(

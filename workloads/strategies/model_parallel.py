@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Hardware, Topology
 from workloads.registry import Option, Options, StrategyDeclaration
-from workloads.strategies.parts import misfit
+from workloads.strategies.parts import ignores_balance_by, misfit
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +117,9 @@ DECLARATION = StrategyDeclaration(
     summary="The model in two parts on two devices, which take turns: saves memory, costs time.",
     framework="torch",
     topology=lambda _options: Topology.ONE_PROCESS,
-    refuses=lambda hardware, options: refuses("model_parallel", hardware, options),
+    refuses=lambda hardware, options: (
+        refuses("model_parallel", hardware, options) or ignores_balance_by(options, "size")
+    ),
     refuses_layers=lambda layers, _hardware, options: misfit(layers, PARTS, options),
     refuses_compile=_refuses_compile,
     needs_layers=True,

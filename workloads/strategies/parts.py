@@ -58,6 +58,14 @@ def misfit(layers: int, parts: int, options: Options) -> str:
     return ""
 
 
+def ignores_balance_by(options: Options, default: str) -> str:
+    """Why ``balance_by`` would change nothing; empty where nobody set it, or it means something."""
+    balance, segments = _asked(options)
+    if not balance or segments or options["balance_by"] == default:
+        return ""
+    return f'balance_by = "{options["balance_by"]}" means nothing beside balance {list(balance)}: leave one of them out'
+
+
 def _asked(options: Options) -> tuple[tuple[int, ...], int]:
     """What ``balance`` and, where a strategy has them, ``segments`` say."""
     balance, segments = options["balance"], options.get("segments", 0)

@@ -17,7 +17,7 @@ from workloads.contract import Hardware, Topology
 from workloads.errors import InputError
 from workloads.registry import Option, Options, StrategyDeclaration
 from workloads.strategies.host_group import host_group
-from workloads.strategies.parts import misfit
+from workloads.strategies.parts import ignores_balance_by, misfit
 from workloads.strategies.running_statistics import learning
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def _refuses(hardware: Hardware, options: Options) -> str:
     if options["balance"] and len(options["balance"]) != stages:
         named = list(options["balance"])
         return f"schedule {schedule} has {stages} stages on {hardware}, and balance {named} names {len(named)}"
-    return ""
+    return ignores_balance_by(options, "time")
 
 
 def _refuses_compile(_how: str, options: Options) -> str:
