@@ -35,12 +35,15 @@ def remarks(runs: Iterable[PlannedRun], machine: Machine | None) -> list[Check]:
 
 
 def state_gb(train: TrainConfig) -> float | None:
-    """What a device holds before any activation, in GB (10^9 bytes); None for models that do not tell their size."""
+    """What a device holds before any activation, in GB (10^9 bytes); None for models that do not tell their size, and
+    where nothing is trained: any name of a model will do there."""
     model = registry.find(registry.models(), train.model)
     if model is None or model.num_parameters is None:
         return None
     strategy = registry.find(registry.strategies(), train.strategy)
     assert strategy is not None, "matrix.expand lets no unknown name pass"
+    if strategy.framework == registry.NO_FRAMEWORK:
+        return None
     moments = _MOMENTS.get(train.optimizer, 1 if train.momentum else 0)
     width = 8 if train.precision == "fp64" else 4
     options = {option.name: option.default for option in strategy.options} | train.strategy_options

@@ -6,6 +6,7 @@ same keys where they stand once (``Values``), as axes (``Axes``) and as conditio
 
 from __future__ import annotations
 
+import dataclasses
 import unicodedata
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -26,14 +27,11 @@ from pydantic import (
 )
 
 from orchestrator.plugins import Plugins, nearest
-from orchestrator.quantities import QuantityError, parse_memory, parse_time_limit
+from orchestrator.quantities import LARGEST, LONGEST_S, QuantityError, parse_memory, parse_time_limit
 from orchestrator.tomlfile import explain, refuse, refuse_all, show
 from workloads import registry
 from workloads.contract import Hardware
 from workloads.registry import Option, OptionValue, StrategyDeclaration
-
-_LARGEST = 2**32 - 1
-"""Of any whole number: what a seed may be in every framework, and JSON and SQL hold exactly."""
 
 
 class StrategyChoice(NamedTuple):
@@ -177,7 +175,7 @@ def _choice(*words: str) -> Any:
 
 
 def _whole(*, ge: float | None = None) -> Any:
-    return Annotated[int, Interval(ge=ge, le=_LARGEST)]
+    return Annotated[int, Interval(ge=ge, le=LARGEST)]
 
 
 def _real(**bounds: float) -> Any:
@@ -187,12 +185,16 @@ def _real(**bounds: float) -> Any:
 
 def _hardware(value: str) -> str:
     try:
-        return str(Hardware.parse(value))
+        hardware = Hardware.parse(value)
     except ValueError as error:
         raise refuse(
             f"{show(value)} is not hardware",
             'write KIND:DEVICES or KIND:DEVICESxNODES, such as "cpu:2", "gpu:1", "a100:2" or "a100:4x2"',
         ) from error
+    if hardware.kind.lower() in {"cpu", "gpu"} and not hardware.kind.islower():
+        right = dataclasses.replace(hardware, kind=hardware.kind.lower())
+        raise refuse(f"{show(value)} is not hardware: {hardware.kind} is written in small letters", f'write "{right}"')
+    return str(hardware)
 
 
 def _quantity(parse: Callable[[object], int]) -> Any:
@@ -246,7 +248,7 @@ _TYPES: dict[str, Any] = {
     "time_limit": _quantity(parse_time_limit),
     "mem": _quantity(parse_memory),
     "checkpoint_every": _COUNT,
-    "hang_timeout_s": _COUNT,
+    "hang_timeout_s": Annotated[int, Interval(ge=0, le=LONGEST_S)],
     "retries": _COUNT,
 }
 

@@ -6,7 +6,8 @@ changes the order of cells and nothing else. Everything that depends on few keys
 combination of them, so that 40,000 cells take well under a second.
 
 Keys that mean nothing in a cell are set to their defaults before it is hashed, so that they tell no runs apart:
-``momentum`` and ``nesterov`` without SGD, ``workers`` without the ``dataloader`` loader, ``epochs`` beside ``steps``.
+``momentum`` and ``nesterov`` without SGD, ``workers`` without the ``dataloader`` loader, ``epochs`` beside ``steps``,
+``batch_norm`` for a model without batch norm.
 """
 
 from __future__ import annotations
@@ -281,12 +282,16 @@ class _Judge:
         return "", ""
 
     def _meaningless(self, values: Mapping[str, Value]) -> dict[str, Value]:
+        found = [
+            (other, because) for key, holds, others, because in _MEANINGLESS if holds(values[key]) for other in others
+        ]
+        if self._rules.has_no_batch_norm(str(values["model"])):
+            found.append(("batch_norm", f"for {values['model']}"))
         changes = {}
-        for key, holds, others, because in _MEANINGLESS:
-            for other in others if holds(values[key]) else ():
-                if values[other] != DEFAULTS[other]:
-                    changes[other] = DEFAULTS[other]
-                    self._ignored[f"{other} means nothing {because}: it tells no runs apart there"] = None
+        for key, because in found:
+            if values[key] != DEFAULTS[key]:
+                changes[key] = DEFAULTS[key]
+                self._ignored[f"{key} means nothing {because}: it tells no runs apart there"] = None
         return changes
 
 

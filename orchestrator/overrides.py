@@ -19,6 +19,10 @@ from orchestrator.errors import Mistake
 from orchestrator.grammar import axis_tables, dict_items, unknown_key_hint
 from orchestrator.keys import KEYS, Values
 from orchestrator.quantities import counted
+from orchestrator.tomlfile import TomlError
+
+SHOWN = 60
+"""Characters of a text that messages repeat where it may be thousands long."""
 
 
 @dataclass(slots=True)
@@ -57,7 +61,11 @@ def apply(document: dict[str, Any], sets: Sequence[str], context: Mapping[str, A
                 f"{where} changes the kind and leaves the number of devices, in {counted(len(replaced), 'place')}"
             )
             continue
-        value = _value(value_text)
+        try:
+            value = _value(value_text)
+        except TomlError as error:
+            overrides.mistakes.append(Mistake(_shortened(where), error.what, error.hint))
+            continue
         mistakes = list(_mistakes(key, value, where, context))
         if mistakes:
             overrides.mistakes += mistakes
@@ -69,13 +77,23 @@ def apply(document: dict[str, Any], sets: Sequence[str], context: Mapping[str, A
 
 
 def _value(text: str) -> Any:
-    """TOML where it is one TOML value; else the text. A time of day is a text: the shell took its quotes away."""
+    """TOML where it is one TOML value; else the text. A time of day is a text: the shell took its quotes away.
+
+    Raises:
+        TomlError: it is TOML that no key takes.
+    """
     try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
+        parsed = tomlfile.parse(f"value = {text}")
+    except TomlError as error:
+        if isinstance(error.__cause__, tomllib.TOMLDecodeError):
+            return text
+        raise
     value = parsed["value"]
     return text if len(parsed) > 1 or hasattr(value, "isoformat") else value
+
+
+def _shortened(where: str) -> str:
+    return where if len(where) <= SHOWN else f"{where[:SHOWN]}..."
 
 
 def _mistakes(key: str, value: Any, where: str, context: Mapping[str, Any]) -> Iterator[Mistake]:

@@ -31,7 +31,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from orchestrator.plugins import nearest
-from orchestrator.quantities import QuantityError, parse_memory, parse_time_limit
+from orchestrator.quantities import LARGEST, QuantityError, parse_memory, parse_time_limit
 from orchestrator.sbatch import (
     INDISPENSABLE,
     OWNED_DIRECTIVES,
@@ -44,7 +44,7 @@ from orchestrator.sbatch import (
     Requeue,
     Vendor,
 )
-from orchestrator.tomlfile import Place, refuse, refuse_all, show
+from orchestrator.tomlfile import Place, TomlError, decode, refuse, refuse_all, show
 
 SHIPPED_TEMPLATE = "slurm.sh.j2"
 """The job script that a user's template extends."""
@@ -57,6 +57,8 @@ WHOLE_NODE = 0
 _VISIBLE_ENV = {Vendor.NVIDIA: "CUDA_VISIBLE_DEVICES", Vendor.AMD: "ROCR_VISIBLE_DEVICES"}
 _OWNED_ENV = frozenset({"PYTHONSAFEPATH", "SUBMITIT_EXECUTOR", *_VISIBLE_ENV.values()})
 _KIND = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*", re.ASCII)
+_NAMES = re.compile(r"[A-Za-z0-9_.@:+/=,-]*")
+"""Accounts, partitions or QOS, one or several; sites invent much, but no spaces and nothing that a shell reads."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -96,6 +98,26 @@ def _directive(value: str) -> str:
     found = sorted(set("$`\\\"'") & set(_line(value)))
     if found:
         raise refuse(f"{show(value)} holds {found[0]}, and #SBATCH lines expand no variables", "write the value itself")
+    return value
+
+
+def _names(value: str) -> str:
+    if not _NAMES.fullmatch(_directive(value)):
+        raise refuse(f"{show(value)} is not a name that Slurm takes", "letters, digits and _ . - @ : + / = ,")
+    return value
+
+
+def _variable(value: str) -> str:
+    if value and not _VARIABLE.fullmatch(value):
+        raise refuse(f"{show(value)} is not the name of a variable", 'such as "CUDA_VISIBLE_DEVICES"')
+    return value
+
+
+def _arch(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_]+", value):
+        raise refuse(
+            f"{show(value)} is not a kind of processor", 'write what "uname -m" says there: "x86_64", "aarch64"'
+        )
     return value
 
 
@@ -156,9 +178,11 @@ def _on_nodes(value: str, info: ValidationInfo) -> str:
 
 Line = Annotated[str, AfterValidator(_line)]
 Directive = Annotated[str, AfterValidator(_directive)]
+Names = Annotated[str, AfterValidator(_names)]
 Folder = Annotated[str, AfterValidator(_absolute)]
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+Factor = Annotated[float, Field(ge=1, le=100)]
 TimeLimit = Annotated[int, _quantity(parse_time_limit)]
 Memory = Annotated[int, _quantity(parse_memory)]
 
@@ -179,8 +203,8 @@ _LISTED = BeforeValidator(_as_tuple)
 class Queue(_Table):
     """One allowed pair of partition and QOS, with its caps; 0 is no cap."""
 
-    partition: Directive = ""
-    qos: Directive = ""
+    partition: Names = ""
+    qos: Names = ""
     max_time_s: TimeLimit = Field(default=0, alias="max_time")
     max_gpus: Count = 0
     """A job's, over all nodes."""
@@ -201,7 +225,7 @@ class Nodes(_Table):
     node_mem_bytes: Memory = Field(default=0, alias="node_mem")
     constraint: Directive = ""
     exclusive: bool = False
-    account_suffix: Directive | None = None
+    account_suffix: Names | None = None
     """None: the cluster's."""
     cpus_by: Annotated[CpusBy, _word(CpusBy)] = CpusBy.TASK
     mem_style: Annotated[MemStyle, _word(MemStyle)] = MemStyle.NODE
@@ -239,8 +263,8 @@ class GpuNodes(Nodes):
     mem_per_gpu_bytes: Annotated[int | None, _quantity(_node_share)] = Field(default=None, alias="mem_per_gpu")
     mig: bool = False
     vendor: Annotated[Vendor, _word(Vendor)] = Vendor.NVIDIA
-    arch: Line = "x86_64"
-    visible_env: Line = ""
+    arch: Annotated[str, AfterValidator(_arch)] = "x86_64"
+    visible_env: Annotated[str, AfterValidator(_variable)] = ""
     expect_name: Line = ""
     expect_mem_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
@@ -277,9 +301,9 @@ class Recovery(_Table):
     preempted: Count = 10
     wrong_hardware: Count = 2
     lost: Count = 1
-    time_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
+    time_factor: Factor = 2.0
     """On the time limit, as far as the partition and QOS go."""
-    mem_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
+    mem_factor: Factor = 2.0
     """On the memory, as far as a node goes."""
 
 
@@ -345,6 +369,12 @@ def _template(value: str, info: ValidationInfo) -> str:
     path = _absolute(value, info)
     if path and not Path(path).is_file():
         raise refuse(f"there is no file {path}", "")
+    try:
+        decode(Path(path).read_bytes() if path else b"")
+    except OSError as error:
+        raise refuse(f"{path} cannot be read: {error.strerror}", "make it readable for you") from error
+    except TomlError as error:
+        raise refuse(f"{path}: {error.where}: {error.what}", error.hint) from error
     if Path(path).name == SHIPPED_TEMPLATE:
         raise refuse(f"{SHIPPED_TEMPLATE} is the name of the template that yours extends", "give yours another name")
     return path
@@ -356,8 +386,8 @@ class ClusterProfile(_Table):
     name: str = Field(exclude=True)
     """Of the table; also the target that is written into specs and submissions."""
     hostname_pattern: Annotated[str, AfterValidator(_pattern)] = ""
-    account: Directive = ""
-    account_suffix: Directive = ""
+    account: Names = ""
+    account_suffix: Names = ""
     needs_account: bool = False
     """Whether the site takes no job without an account."""
     export: Directive = "NONE"
@@ -435,7 +465,7 @@ class ClusterProfile(_Table):
         found += [
             (("gpu", kind), f"{show(kind)} is not a kind of hardware", "letters, digits, _ . - ; neither cpu nor gpu")
             for kind in self.gpu
-            if not _KIND.fullmatch(kind) or kind in {"cpu", "gpu"}
+            if not _KIND.fullmatch(kind) or kind.lower() in {"cpu", "gpu"}
         ]
         forbidden = set(self.forbid)
         found += [

@@ -9,6 +9,13 @@ _SLURM_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d\d)
 _WORDED_TIME = re.compile(r"(?:(?P<d>\d+)d)?(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m)?(?:(?P<s>\d+)s)?", re.ASCII)
 _MEMORY = re.compile(r"(?P<number>\d+) ?(?P<unit>[KMGT])(?P<suffix>|i?B)", re.ASCII)
 
+LARGEST = 2**32 - 1
+"""Of any whole number: what a seed may be in every framework, and JSON and SQL hold exactly."""
+LONGEST_S = 3650 * 86400
+"""Ten years: no limit of any site, and far from what a database, Slurm or a clock cannot hold."""
+MOST_MEMORY_BYTES = 1024 * 1024**4
+"""Of a node, likewise."""
+
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
 _UNIT_BYTES = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
@@ -45,17 +52,24 @@ def parse_time_limit(value: object) -> int:
     seconds = _time_s(value.strip())
     if seconds <= 0:
         raise QuantityError(f'"{value}" is no time at all', _TIME_HINT)
+    if seconds > LONGEST_S:
+        raise QuantityError(f'"{value}" is more than ten years', f'write "{LONGEST_S // _DAY_S}d" at most')
     return seconds
+
+
+def _number(digits: str | None) -> int:
+    """As written; of more digits than any limit has, their beginning: ``int`` takes no text of thousands."""
+    return int((digits or "").lstrip("0")[:18] or 0)
 
 
 def _time_s(text: str) -> int:
     if text and (worded := _WORDED_TIME.fullmatch(text)):
-        days, hours, minutes, seconds = (int(n or 0) for n in worded.groups())
+        days, hours, minutes, seconds = (_number(n) for n in worded.groups())
         return days * _DAY_S + hours * _HOUR_S + minutes * _MINUTE_S + seconds
     match = _SLURM_TIME.fullmatch(text)
     if match is None:
         raise QuantityError(f'"{text}" is not a time limit', _TIME_HINT)
-    first, second, third = int(match["first"]), int(match["second"] or 0), int(match["third"] or 0)
+    first, second, third = _number(match["first"]), _number(match["second"]), _number(match["third"])
     if match["days"] is None:
         if match["second"] is None:
             raise _without_unit(text, f'"{text}"')
@@ -67,7 +81,7 @@ def _time_s(text: str) -> int:
             )
     if second > 59 or third > 59 or (match["days"] is not None and first > 23):
         raise QuantityError(f'"{text}" has a field past its end (23 h after days, 59 min, 59 s)', _TIME_HINT)
-    return int(match["days"] or 0) * _DAY_S + first * _HOUR_S + second * _MINUTE_S + third
+    return _number(match["days"]) * _DAY_S + first * _HOUR_S + second * _MINUTE_S + third
 
 
 def _without_unit(number: str, quoted: str = "") -> QuantityError:
@@ -102,9 +116,13 @@ def parse_memory(value: object) -> int:
             f'"{value}" may count in 1000s or in 1024s',
             f'write "{plain}" (in 1024s, as Slurm counts)',
         )
-    memory_bytes = int(match["number"]) * _UNIT_BYTES[match["unit"]]
+    memory_bytes = _number(match["number"]) * _UNIT_BYTES[match["unit"]]
     if memory_bytes == 0:
         raise QuantityError(f'"{value}" is no memory at all', _MEMORY_HINT)
+    if memory_bytes > MOST_MEMORY_BYTES:
+        raise QuantityError(
+            f'"{value}" is more than any node has', f'write "{format_memory(MOST_MEMORY_BYTES)}" at most'
+        )
     return memory_bytes
 
 

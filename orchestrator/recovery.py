@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from orchestrator.profile import WHOLE_NODE, Recovery
-from orchestrator.quantities import format_memory, format_time_limit
+from orchestrator.quantities import LONGEST_S, MOST_MEMORY_BYTES, format_memory, format_time_limit
 from workloads.contract import State
 
 NEVER_SENT = frozenset({"refused", "no_script"})
@@ -236,7 +236,7 @@ def _send_again(
     action, changes = Action.SEND_AGAIN, ""
     if failure is FailureClass.TIMEOUT:
         wished_s = max(int(time_limit_s * policy.time_factor), time_limit_s)
-        raised_s = max(min(wished_s, limits.max_time_s or wished_s), time_limit_s)
+        raised_s = max(min(wished_s, limits.max_time_s or LONGEST_S), time_limit_s)
         if raised_s > time_limit_s:
             action, time_limit_s = Action.RAISE_TIME, raised_s
             changes = (
@@ -244,7 +244,7 @@ def _send_again(
             )
     elif failure is FailureClass.HOST_MEMORY and mem_bytes is not None:
         wished = int(mem_bytes * policy.mem_factor)
-        raised = min(wished, limits.max_mem_bytes or wished)
+        raised = min(wished, limits.max_mem_bytes or MOST_MEMORY_BYTES)
         if raised > mem_bytes:
             action, changes = Action.RAISE_MEMORY, f"{format_memory(raised)} instead of {format_memory(mem_bytes)}"
             mem_bytes = raised

@@ -226,11 +226,31 @@ def _render(user_template: str, values: dict[str, Any]) -> str:
     name = Path(user_template).name if user_template else SHIPPED_TEMPLATE
     try:
         return environment.get_template(name).render(values)
-    except jinja2.TemplateError as error:
-        line = getattr(error, "lineno", None) or traceback.extract_tb(error.__traceback__)[-1].lineno
-        what, hint = _unknown_name(str(error), values)
-        where = f"{user_template or name}: line {line}"
+    except Exception as error:  # a template is a program of the user's: anything may go wrong in it
+        what, hint = _fault(error, values)
+        where = ": ".join(filter(None, [user_template or name, _line(error)]))
         raise InputError(f"the template cannot be filled: {what}", where=where, hint=hint) from error
+
+
+def _line(error: Exception) -> str:
+    """Where in a template an error came up, as far as is known; lines of Jinja and of ours do not count."""
+    line = getattr(error, "lineno", None)
+    if line is None:
+        frames = traceback.extract_tb(error.__traceback__)
+        inside = [f.lineno for f in frames if not f.filename.startswith("<") and not f.filename.endswith(".py")]
+        line = inside[-1] if inside else None
+    return f"line {line}" if line else ""
+
+
+def _fault(error: Exception, values: Mapping[str, Any]) -> tuple[str, str]:
+    """What is wrong with a template, and what to do."""
+    if isinstance(error, jinja2.TemplateError):
+        return _unknown_name(str(error), values)
+    if isinstance(error, RecursionError):
+        return "it extends or includes itself, or is nested too deeply", f'extend "{SHIPPED_TEMPLATE}"'
+    if isinstance(error, UnicodeDecodeError):
+        return "a file that it extends or includes is not UTF-8", "save that file as UTF-8"
+    return f"{type(error).__name__}: {error}", "mend the expression there"
 
 
 _NO_ATTRIBUTE = re.compile(r"'[\w.]*?(\w+) object' has no attribute '(\w+)'")

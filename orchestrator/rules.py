@@ -13,7 +13,7 @@ from orchestrator.keys import StrategyChoice, Value
 from orchestrator.plugins import Plugins
 from workloads import registry
 from workloads.contract import Hardware, Topology
-from workloads.registry import DatasetDeclaration, DatasetShape, ModelDeclaration, Samples, StrategyDeclaration
+from workloads.registry import DatasetDeclaration, DatasetShape, ModelDeclaration, StrategyDeclaration
 
 READ = (
     "strategy",
@@ -22,6 +22,7 @@ READ = (
     "dataset",
     "image_size",
     "stem",
+    "dropout",
     "batch_size",
     "drop_last",
     "steps",
@@ -79,6 +80,11 @@ class Rules:
         """The first rule that the values of a cell break."""
         return _first_breach(self._facts(values))
 
+    def has_no_batch_norm(self, model: str) -> bool:
+        """Whether a model is known to have none, so that ``batch_norm`` means nothing for it."""
+        declaration = registry.find(self._plugins.models, model)
+        return declaration is not None and declaration.has_batch_norm is False
+
     def ranks(self, choice: StrategyChoice, hardware: str) -> int:
         """Processes that a strategy starts on some hardware."""
         declaration = registry.find(self._plugins.strategies, choice.name)
@@ -121,9 +127,9 @@ def _first_breach(facts: _Facts) -> Breach | None:
             or _layers(facts),
         ),
         (f"model {facts.values['model']}", _framework(facts) or _samples(facts) or _image_size(facts)),
-        (f"dataset {facts.values['dataset']}", _for_images(facts)),
+        (f"dataset {facts.values['dataset']}", facts.dataset.ignored(facts.values)),
         ("pretrained", _pretrained(facts)),
-        ("stem", _stem(facts)),
+        facts.model.ignored(facts.values),
         ("precision", _precision(facts)),
         ("compile", _compile(facts)),
         ("cudnn_benchmark", _cudnn_benchmark(facts)),
@@ -143,9 +149,16 @@ def _framework(facts: _Facts) -> str:
 
 
 def _layers(facts: _Facts) -> str:
-    if facts.strategy.needs_layers and facts.model.layers is None:
-        return f"{facts.strategy.name} cuts a model into parts, and {facts.values['model']} cannot be cut"
-    return ""
+    strategy, model = facts.strategy, str(facts.values["model"])
+    if strategy.needs_layers and facts.model.layers is None:
+        return f"{strategy.name} cuts a model into parts, and {model} cannot be cut"
+    if facts.model.num_layers is None:
+        return ""
+    try:
+        why = strategy.refuses_layers(facts.model.num_layers(model), facts.hardware, facts.options)
+    except ValueError:  # of a name that no model of the family has, which is the model's rule to tell
+        return ""
+    return f"{strategy.name} cannot cut {model}: {why}" if why else ""
 
 
 def _samples(facts: _Facts) -> str:
@@ -155,29 +168,14 @@ def _samples(facts: _Facts) -> str:
     return f"{facts.values['model']} is for {model}, and the data set {facts.values['dataset']} holds {dataset}"
 
 
-def _for_images(facts: _Facts) -> str:
-    if facts.dataset.samples is Samples.IMAGES:
-        return ""
-    given = [key for key, default in _OF_IMAGES.items() if facts.values[key] != default]
-    return f"{given[0]} is for images, and {facts.values['dataset']} holds {facts.dataset.samples}" if given else ""
-
-
-_OF_IMAGES: Mapping[str, Value] = {
-    "image_size": None,
-    "augment": "none",
-    "loader": "resident",
-    "channels_last": False,
-}
-"""Keys that mean nothing for other data, with what they hold where nobody set them."""
-
-
 def _image_size(facts: _Facts) -> str:
     shape = facts.shape
-    wished = facts.values["image_size"] or (shape and (shape.image_size or shape.positions))
-    if not isinstance(wished, int):
+    wished, own = facts.values["image_size"], shape and (shape.image_size or shape.positions)
+    assert wished is None or isinstance(wished, int)
+    if wished is None and own is None:
         return ""
     try:
-        facts.model.image_size(str(facts.values["model"]), wished)
+        facts.model.fed(str(facts.values["model"]), wished, own or 0)
     except ValueError as error:
         return str(error)
     return ""
@@ -197,12 +195,6 @@ def _pretrained(facts: _Facts) -> str:
     if isinstance(size, int) and size < weights.smallest_px:
         return f"the pretrained weights of {model} are for {weights.smallest_px} px and more: set image_size"
     return ""
-
-
-def _stem(facts: _Facts) -> str:
-    if facts.values["stem"] == "imagenet" or facts.model.uses_stem:
-        return ""
-    return f'stem = "{facts.values["stem"]}" means nothing for {facts.values["model"]}: set it in a [[when]] for others'
 
 
 def _precision(facts: _Facts) -> str:

@@ -45,14 +45,21 @@ def decode(content: bytes) -> str:
         raise TomlError(f"line {line}", f"byte 0x{byte:02x} is not UTF-8", "save the file as UTF-8") from error
 
 
+MAX_DEPTH = 100
+"""Of tables and lists in each other: no file of ours has more than ten."""
+_INT64 = range(-(2**63), 2**63)
+
+
 def parse(text: str) -> dict[str, Any]:
-    """The document.
+    """The document. What is in it can be walked through and shown: nothing nests endlessly, no number is endless.
 
     Raises:
-        TomlError: the text is not TOML.
+        TomlError: the text is not TOML, or holds what no key takes.
     """
     try:
-        return tomllib.loads(text)
+        document = tomllib.loads(text)
+    except RecursionError as error:
+        raise TomlError(f"line {_deepest_line(text)}", *_TOO_DEEP) from error
     except tomllib.TOMLDecodeError as error:
         message = str(error)
         at = _AT.search(message)
@@ -63,6 +70,38 @@ def parse(text: str) -> dict[str, Any]:
         unquoted = _UNQUOTED.fullmatch(line)
         hint = f'texts stand in quotes: {unquoted["key"]} = "{unquoted["value"].strip()}"' if unquoted else ""
         raise TomlError(f"line {at[1]}, column {at[2]}", f"not TOML: {what}", hint) from error
+    except ValueError as error:  # Python reads no number of thousands of digits
+        longest = max(_DIGITS.finditer(text), key=lambda found: len(found[0]))
+        raise TomlError(f"line {text.count(chr(10), 0, longest.start()) + 1}", *_TOO_LARGE) from error
+    _insist_on_sane_values(document)
+    return document
+
+
+_DIGITS = re.compile(r"[0-9_]+", re.ASCII)
+_TOO_DEEP = ("nested too deeply", "no key takes lists or tables so deep in each other")
+_TOO_LARGE = ("a whole number of more than 64 bits", "no key takes so large a number")
+
+
+def _deepest_line(text: str) -> int:
+    """The line with the innermost bracket."""
+    depth, line, deepest = 0, 1, (0, 1)
+    for character in text:
+        line += character == "\n"
+        depth += (character in "[{") - (character in "]}")
+        deepest = max(deepest, (depth, line), key=lambda place: place[0])
+    return deepest[1]
+
+
+def _insist_on_sane_values(document: dict[str, Any]) -> None:
+    waiting: list[tuple[Place, Any]] = [((), document)]
+    while waiting:
+        place, value = waiting.pop()
+        if len(place) > MAX_DEPTH:
+            raise TomlError(locate(place[:3], document), *_TOO_DEEP)
+        if isinstance(value, int) and value not in _INT64:
+            raise TomlError(locate(place, document), *_TOO_LARGE)
+        below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        waiting += [((*place, step), inner) for step, inner in below]
 
 
 def show(value: object) -> str:
@@ -161,7 +200,10 @@ def _describe(kind: str, value: object, context: Mapping[str, Any], key: str) ->
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
         bound = context[name]
-        return f"{show(value)} is out of range", f"write a value of {words} {bound:g}"
+        return (
+            f"{show(value)} is out of range",
+            f"write a value of {words} {bound if isinstance(bound, int) else format(bound, 'g')}",
+        )
     if kind == "too_short":
         return "an empty list: the product over it has no cell", "give at least one value, or remove the key"
     if kind not in _KINDS:

@@ -90,6 +90,8 @@ class StrategyDeclaration:
     ``channels_last``, ``loader`` and ``optimizer``."""
     needs_layers: bool = False
     """Whether the model must be one that can be cut into a list of layers."""
+    refuses_layers: Callable[[int, Hardware, Options], str] = lambda _layers, _hardware, _options: ""
+    """Why it cannot cut a model of so many layers into its parts; empty when it can."""
     micro_batches: Callable[[Options], int] = lambda _options: 1
     """Into how many micro-batches a step cuts what a rank has of a batch, as ``torch.chunk`` cuts; batch norm sees
     one."""
@@ -119,7 +121,7 @@ class ModelDeclaration:
     """Distributions that the torch form needs; that of Keras needs none but those of the strategy."""
     image_size: Callable[[str, int], int]
     """(model name, data set's or wished image size) -> pixels a side the model is fed; positions, of sequences. Raises
-    ValueError with the reason when the model cannot take that size."""
+    ValueError with the reason when the model cannot take that size. See :meth:`fed`."""
     build: Callable[[TrainConfig, int, int, int], Any]
     """(config, input channels, classes, pixels a side or positions) -> the framework's module, on CPU, initialised from
     the global random state that the engine seeded; dropout already set from ``config.dropout``. Imports the framework.
@@ -132,14 +134,46 @@ class ModelDeclaration:
     """(what ``build`` made) -> its layers in order, each fed by the one before, sharing the model's modules; for
     strategies that cut a model into parts. None: this model cannot be cut. Raises InputError when one member of a
     family cannot. See ``workloads.models.sequential``."""
+    num_layers: Callable[[str], int] | None = None
+    """(model name) -> how many :attr:`layers` has, for the planner; None: not known without building it."""
     has_batch_norm: bool | None = None
     """None: not known without building it."""
+    has_dropout: bool | None = None
+    """Whether ``dropout`` finds a layer; where there is none a rate above 0 is refused. None: not known likewise."""
     weights: Weights | None = None
     """What ``pretrained`` starts from; None: it is refused."""
     uses_stem: bool = False
     """Whether ``stem`` means something for this model; others refuse a non-default one."""
     num_parameters: Callable[[str], int] | None = None
     """(model name) -> about how many it has; for models so large that the planner should tell where they do not fit."""
+
+    def fed(self, name: str, wished: int | None, own: int) -> int:
+        """Pixels a side, or positions, that a model is fed.
+
+        Args:
+            name: of the model.
+            wished: ``image_size``; None where nobody set it.
+            own: of the data set.
+
+        Raises:
+            ValueError: with the reason, when it cannot take that size, or would be fed another than was wished.
+        """
+        size = self.image_size(name, own if wished is None else wished)
+        if wished not in (None, size):
+            raise ValueError(
+                f"{name} is fed images of {size} px, never of {wished}: write {size}, or leave image_size out"
+            )
+        return size
+
+    def ignored(self, train: Mapping[str, Any]) -> tuple[str, str]:
+        """A key that would change nothing of this model, and why; ("", "") where all that are set mean something."""
+        model, stem, dropout = train["model"], train["stem"], train["dropout"]
+        if stem != "imagenet" and not self.uses_stem:
+            return "stem", f'stem = "{stem}" means nothing for {model}: set it in a [[when]] for others'
+        if dropout and self.has_dropout is False:
+            why = f"dropout = {dropout} means nothing for {model}, which has none: set it in a [[when]] for others"
+            return "dropout", why
+        return "", ""
 
     def packages_for(self, framework: str) -> tuple[str, ...]:
         """Distributions that its form for a framework needs."""
@@ -182,6 +216,22 @@ class DatasetDeclaration:
     disk; it may raise what ``load`` raises. None: nothing is copied."""
     members: Callable[[Path | None], list[str]] | None = None
     """Of a family: the full names of what lies below the data root now."""
+
+    def ignored(self, train: Mapping[str, Any]) -> str:
+        """Why a key that is set would change nothing of this data; empty where all that are set mean something."""
+        if self.samples is Samples.IMAGES:
+            return ""
+        given = next((key for key, default in _OF_IMAGES.items() if train[key] != default), "")
+        return f"{given} is for images, and {train['dataset']} holds {self.samples}" if given else ""
+
+
+_OF_IMAGES: Mapping[str, OptionValue | None] = {
+    "image_size": None,
+    "augment": "none",
+    "loader": "resident",
+    "channels_last": False,
+}
+"""Keys that mean nothing for other data, with what they hold where nobody set them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

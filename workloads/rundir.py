@@ -102,7 +102,7 @@ def read_json(path: Path) -> Any:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: empty, truncated, not UTF-8 or not JSON.
+        ValueError: empty, truncated, not UTF-8, not JSON or nested too deeply.
     """
     content = path.read_bytes()
     if not content.strip():
@@ -111,6 +111,8 @@ def read_json(path: Path) -> Any:
         return json.loads(content.decode("utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: not whole JSON ({error})") from error
+    except RecursionError as error:
+        raise ValueError(f"{path}: nested too deeply") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,11 +391,11 @@ def _parse(lines: list[bytes]) -> list[Any]:
         values: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
         if len(values) == len(lines):
             return values
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     values = []
     for line in lines:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             values.append(json.loads(line))
     return values
 

@@ -50,7 +50,7 @@ def unpacked(content: bytes, indexes: Iterable[int] | None = None) -> list[RunSp
         said = json.loads(content)
         rows = said["runs"] if indexes is None else [said["runs"][index] for index in indexes]
         return [_spec(said, row) for row in rows]
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a file of specs: {error!r}") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -71,7 +72,9 @@ def init(
     _write(experiment, text, "an experiment file", force=force, other="--experiment writes another file")
     # Beside a cluster file, "--local" would send a reader to train on a login node.
     local = "" if Path(clusters.DEFAULT_FILE).exists() or os.environ.get("ORCHESTRATE_CLUSTER") else " --local"
-    output.talk(f"wrote {experiment} (study {study}); next: orchestrate plan{local}")
+    read_anyway = experiment == Path(os.environ.get("ORCHESTRATE_EXPERIMENT") or DEFAULT_EXPERIMENT)
+    other = "" if read_anyway else f" -e {shlex.quote(str(experiment))}"
+    output.talk(f"wrote {experiment} (study {study}); next: orchestrate plan{other}{local}")
 
 
 def _init_cluster(profile: str | None, *, force: bool, list_all: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -18,6 +18,24 @@ if TYPE_CHECKING:
 ExperimentOption = Annotated[
     Path, typer.Option("--experiment", "-e", help="The experiment file.", envvar="ORCHESTRATE_EXPERIMENT")
 ]
+_Given = TypeVar("_Given")
+
+
+def _one_target(context: typer.Context, value: _Given) -> _Given:
+    """Where runs go is said once; against a cluster that the environment names, ``--local`` is the exception."""
+    # Told by its word: some releases of typer bring click's enumeration along, others import it.
+    sources = [context.get_parameter_source(name) for name in ("local", "cluster")]
+    written = all(source is not None and source.name == "COMMANDLINE" for source in sources)
+    if written and not context.resilient_parsing:  # a shell that completes a line shows no errors
+        raise InputError(
+            "--local and --cluster contradict each other",
+            where=context.command_path,
+            why="runs go to this machine or to a cluster",
+            hint="leave one of the two out",
+        )
+    return value
+
+
 ClusterOption = Annotated[
     Path | None,
     typer.Option(
@@ -26,9 +44,12 @@ ClusterOption = Annotated[
         help="The cluster file, or the name of a shipped profile.",
         envvar="ORCHESTRATE_CLUSTER",
         autocompletion=completion.cluster_names,
+        callback=_one_target,
     ),
 ]
-LocalOption = Annotated[bool, typer.Option("--local", help="Run on this machine instead of a cluster.")]
+LocalOption = Annotated[
+    bool, typer.Option("--local", help="Run on this machine instead of a cluster.", callback=_one_target)
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -94,7 +94,7 @@ def test_gradients_are_sent_rounded(losses: dict[tuple[str, Way], Any]) -> None:
 def test_a_balance_that_does_not_add_up_is_said(
     launcher: Any, data_root: Path, tmp_path: Path, way: Way, why: str
 ) -> None:
-    """How many layers a model has is known in the job only."""
+    """The job counts layers itself, as it must for models whose number no plan knows."""
     if not way.exists:
         pytest.skip(f"{way.strategy} is not installed")
     run = launcher.write(tmp_path, data_root=data_root, **AXES["fp32"], **way.train)

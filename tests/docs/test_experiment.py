@@ -149,7 +149,7 @@ def test_options_are_as_declared(place: tuple[str, str]) -> None:
     elif option.type in {int, float}:
         wanted = f"{'whole ' if option.type is int else ''}number from {option.minimum:g}"
     else:
-        wanted = "list of whole numbers"
+        wanted = f"list of whole numbers from {option.minimum:g}"
     assert type_ == wanted
     assert default == f"`{_toml(option.default)}`"
     assert meaning == option.summary.removesuffix(".")

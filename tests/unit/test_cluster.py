@@ -117,6 +117,9 @@ partion = "htc"
         ("[cluster.lab]\ntime = 1-00:00:00", "line 2", "not TOML"),
         ("[clutser.lab]\n", "clutser", 'unknown key "clutser"'),
         ("", "cluster.toml", "no cluster in this file"),
+        ("[cluster.lab]\npoll_seconds = 99999999999999999999999", "cluster.lab.poll_seconds", "more than 64 bits"),
+        (f"[cluster.lab]\nenv = {'[' * 1500}{']' * 1500}", "cluster.toml: ", "nested too deeply"),
+        (f"[cluster.lab]\nenv = {'{a=' * 500}1{'}' * 500}", "cluster.toml: ", "nested too deeply"),
         ("[cluster.local]\n", "cluster.local", '"local" cannot name a cluster'),
         ('[cluster."a b"]\n', "cluster.a b", '"a b" cannot name a cluster'),
         ("[cluster]\nsol = 3\n", "cluster.sol", "3 is not a table"),
@@ -214,6 +217,47 @@ def test_directives_hold_nothing_that_a_shell_would_read(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("top", "gpu", "place", "what"),
+    [
+        ('account = "x; touch y"', "", "account", '"x; touch y" is not a name that Slurm takes'),
+        ('account = "x"\naccount_suffix = " y"', "", "account_suffix", '" y" is not a name that Slurm takes'),
+        ("", 'account_suffix = "&"', "gpu.a100.account_suffix", '"&" is not a name that Slurm takes'),
+        ("", 'queue = [{ partition = "a b" }]', "gpu.a100.queue[0].partition", '"a b" is not a name that Slurm takes'),
+        ("", 'queue = [{ qos = "a|b" }]', "gpu.a100.queue[0].qos", '"a|b" is not a name that Slurm takes'),
+        ("", 'visible_env = "x; touch y"', "gpu.a100.visible_env", '"x; touch y" is not the name of a variable'),
+        ("", 'arch = "x; touch y"', "gpu.a100.arch", '"x; touch y" is not a kind of processor'),
+        ("", 'arch = ""', "gpu.a100.arch", '"" is not a kind of processor'),
+    ],
+)
+def test_what_is_no_name_is_refused(top: str, gpu: str, place: str, what: str) -> None:
+    """``visible_env`` stands in the script as it is, where a shell would read it."""
+    found, said, hint = mistake(top, gpu)
+    assert (found, said) == (place, what) and hint
+
+
+def test_names_of_sites_pass_unchanged() -> None:
+    """Suffixes such as Jean Zay's, several partitions, and accounts of all sorts."""
+    got = profile('account = "def-prof_1.x+y"\naccount_suffix = "@a100"', 'queue = [{ partition = "gpu,long-1" }]')
+    assert got.account_for(got.gpu["a100"]) == "def-prof_1.x+y@a100"
+    assert got.gpu["a100"].queue[0].partition == "gpu,long-1"
+
+
+@pytest.mark.parametrize(
+    ("top", "place", "hint"),
+    [
+        ("poll_seconds = 4294967296", "poll_seconds", "write a value of at most 4294967295"),
+        ("max_submit = 9223372036854775807", "max_submit", "write a value of at most 4294967295"),
+        ("recovery = { timeout = 4294967296 }", "recovery.timeout", "write a value of at most 4294967295"),
+        ("recovery = { time_factor = 1e300 }", "recovery.time_factor", "write a value of at most 100"),
+        ("recovery = { mem_factor = inf }", "recovery.mem_factor", "write a value of at most 100"),
+    ],
+)
+def test_numbers_have_limits(top: str, place: str, hint: str) -> None:
+    found, _, said = mistake(top)
+    assert (found, said) == (place, hint)
+
+
+@pytest.mark.parametrize(
     ("variable", "what"),
     [
         ("CUDA_VISIBLE_DEVICES", "this variable is set for each run"),
@@ -274,6 +318,7 @@ def test_what_a_site_forbids_is_found_before_the_queue_finds_it() -> None:
         ("extra = 3", "", "extra", "3 is not a table"),
         ('env = { A = "a\\u0007" }', "", "env.A", "control character"),
         ("[cluster.lab.gpu.cpu]\nnode_gpus=1\ncpus_per_gpu=1", "", "gpu.cpu", '"cpu" is not a kind of hardware'),
+        ("[cluster.lab.gpu.CPU]\nnode_gpus=1\ncpus_per_gpu=1", "", "gpu.CPU", '"CPU" is not a kind of hardware'),
     ],
 )
 def test_keys_that_contradict_each_other(top: str, gpu: str, place: str, what: str) -> None:

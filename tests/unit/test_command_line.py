@@ -33,6 +33,10 @@ def _commands() -> Iterator[tuple[str, Any]]:
 COMMANDS = dict(_commands())
 
 
+def _options(command: Any) -> set[str]:
+    return {parameter.name for parameter in command.params}
+
+
 def _run(folder: Path, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "orchestrator", *argv],
@@ -113,6 +117,32 @@ def test_init_names_the_plan_of_where_it_is_typed_as_the_next_step(tmp_path: Pat
     assert _run(tmp_path, "init", "--force", ORCHESTRATE_CLUSTER="sol").stderr == f"{wrote}\n"
     (tmp_path / "cluster.toml").write_text("")
     assert _run(tmp_path, "init", "--force").stderr == f"{wrote}\n"
+
+
+def test_init_names_the_file_that_plan_would_not_read_by_itself(tmp_path: Path) -> None:
+    done = _run(tmp_path, "init", "-e", "my demo.toml")
+    assert done.stderr == "wrote my demo.toml (study demo); next: orchestrate plan -e 'my demo.toml' --local\n"
+    done = _run(tmp_path, "init", ORCHESTRATE_EXPERIMENT="demo.toml")
+    assert done.stderr == "wrote demo.toml (study demo); next: orchestrate plan --local\n"
+
+
+@pytest.mark.parametrize(
+    "verb", [verb for verb, command in COMMANDS.items() if {"local", "cluster"} <= _options(command)]
+)
+@pytest.mark.parametrize("argv", ["--local --cluster sol", "-c sol --local"])
+def test_local_and_a_cluster_contradict_each_other(tmp_path: Path, verb: str, argv: str) -> None:
+    done = _run(tmp_path, verb, *argv.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"orchestrate {verb}: --local and --cluster contradict each other\n"
+        "  why: runs go to this machine or to a cluster\n"
+        "  fix: leave one of the two out\n"
+    )
+
+
+def test_local_is_the_exception_to_a_cluster_that_the_environment_names(tmp_path: Path) -> None:
+    _run(tmp_path, "init")
+    assert _run(tmp_path, "plan", "--local", ORCHESTRATE_CLUSTER="sol").returncode == 0
 
 
 def test_plan_says_why_it_has_no_scripts_to_print(tmp_path: Path) -> None:

@@ -264,7 +264,11 @@ def test_the_message_shows_file_key_and_fix_on_lines_of_their_own() -> None:
         ("[matrix]\nseed=1\n[[exclude]]\nmatch={lr=1}\nwhy=' '", "exclude[0].why", "an empty text", "write something"),
         ("[matrix]\nseed=1\n[[published]]\nmatch={lr=1}\non='x'", "published[0]", "no figure stands here", "test_acc"),
         ("[matrix]\nseed=1\n'a b'=2", 'matrix."a b"', 'unknown key "a b"', ""),
-        ("[matrix]\nseed=4294967296", "matrix.seed", "4294967296 is out of range", "at most 4.29497e+09"),
+        ("[matrix]\nseed=4294967296", "matrix.seed", "4294967296 is out of range", "at most 4294967295"),
+        *(
+            (f'[matrix]\nhardware="{given}"', "matrix.hardware", f'"{given}" is not hardware', f'write "{right}"')
+            for given, right in {"CPU:1": "cpu:1", "Gpu:2x2": "gpu:2x2"}.items()
+        ),
         ("[matrix]\nworkers=1979-05-27", "matrix.workers", "1979-05-27 is not a whole number", ""),
         ("[matrix]\ndataset=1979-05-27", "matrix.dataset", "1979-05-27 is not a text", 'quote it: "1979-05-27"'),
     ],
@@ -299,6 +303,10 @@ def test_a_cell_needs_model_dataset_strategy_and_hardware() -> None:
         ("x = 1\ntime_limit = 1:00:00 # an hour", "line 2, column 15", "not TOML", 'time_limit = "1:00:00"'),
         ("hardware = a100:2", "line 1, column 12", "not TOML: Invalid value", 'hardware = "a100:2"'),
         ("[a]\n[a]", "line 2, column 3", "not TOML: Cannot declare ('a',) twice", ""),
+        (f"[matrix]\nseed = {'[' * 150}1{']' * 150}", "matrix.seed[0]", "nested too deeply", "no key takes"),
+        ("[matrix]\nlr = [1, 18446744073709551616]", "matrix.lr[1]", "a whole number of more than 64 bits", "no key"),
+        (f"[matrix]\nlr = 1\nseed = {'9' * 5000}", "line 3", "a whole number of more than 64 bits", "no key takes"),
+        (f"[defaults]\nmem = 0x{'f' * 5000}", "defaults.mem", "a whole number of more than 64 bits", "no key takes"),
         ("x = [1,", "end of file", "not TOML: Invalid value", ""),
         ('x = """', "end of file", "not TOML", ""),
     ],
@@ -308,6 +316,14 @@ def test_text_that_is_not_toml(text: str, where: str, what: str, hint: str) -> N
     found = mistakes(text)
     assert what in found[where][0]
     assert hint in found[where][1]
+
+
+@pytest.mark.parametrize("value", ["[" * 1500 + "1" + "]" * 1500, "{a=" * 500 + "1" + "}" * 500])
+def test_what_is_nested_too_deeply_is_told(value: str) -> None:
+    """By its line where the interpreter gives up, by its key where that goes deeper."""
+    ((place, told),) = mistakes(f"x = 1\ny = {value}").items()
+    assert place == "line 2" or place.startswith("y")
+    assert told == ("nested too deeply", "no key takes lists or tables so deep in each other")
 
 
 @pytest.mark.parametrize(
@@ -497,6 +513,22 @@ def test_set_mistakes_are_located_at_the_option(text: str, what: str, hint: str)
     found = mistakes(GOOD, text)
     assert what.replace('"1\\nlr=2"', repr("1\nlr=2")) == found[f"--set {text}"][0]
     assert hint in found[f"--set {text}"][1]
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ("[" * 1500 + "1" + "]" * 1500, "nested too deeply"),
+        ("{a=" * 500 + "1" + "}" * 500, "nested too deeply"),
+        ("9" * 5000, "a whole number of more than 64 bits"),
+        ("-9223372036854775809", "a whole number of more than 64 bits"),
+    ],
+)
+def test_set_refuses_what_no_key_takes(value: str, what: str) -> None:
+    """Told in few words, however long the text is."""
+    ((where, (said, hint)),) = mistakes(GOOD, f"lr={value}").items()
+    assert where.startswith("--set lr=") and len(where) < 80
+    assert (said, hint.split(" takes")[0]) == (what, "no key")
 
 
 def test_set_mistakes_come_together_with_those_of_the_file() -> None:

@@ -71,3 +71,11 @@ def test_state_is_copies_of_the_weights(train: dict[str, Any], copies: int) -> N
 
 def test_a_model_that_does_not_tell_its_size_is_passed_over() -> None:
     assert fit.state_gb(TrainConfig(model="cnn", dataset="digits", strategy="eager", hardware="gpu:1", cpus=1)) is None
+
+
+@pytest.mark.parametrize("size", ["96XB", "0GB", "-1GB", "96GB"])
+def test_a_probe_trains_no_model_so_any_name_will_do(size: str) -> None:
+    train = TrainConfig(
+        model=f"wide_transformer/{size}", dataset="characters", strategy="probe", hardware="cpu:1", cpus=1
+    )
+    assert fit.state_gb(train) is None

@@ -432,6 +432,19 @@ def test_eager_on_several_devices_is_excluded_and_ddp_on_one_is_not() -> None:
     ("text", "rule", "why"),
     [
         ('model = "vit_tiny"\nimage_size = 30', "model vit_tiny", "30 is no multiple of 4"),
+        *(
+            (
+                f"image_size = {size}",
+                "model cnn",
+                f"cnn is fed images of 28 px, never of {size}: write 28, or leave image_size out",
+            )
+            for size in (1, 32, 100_000)
+        ),
+        (
+            'model = "resnet18"\ndropout = 0.2',
+            "dropout",
+            "dropout = 0.2 means nothing for resnet18, which has none: set it in a [[when]] for others",
+        ),
         ('stem = "cifar"', "stem", 'stem = "cifar" means nothing for cnn: set it in a [[when]] for others'),
         ('precision = "tf32"', "precision", "tf32 is a mode of NVIDIA GPUs: on CPU use fp32"),
         ("nesterov = true\nmomentum = 0.0", "nesterov", "nesterov needs a momentum above 0"),
@@ -471,6 +484,22 @@ def test_rules_of_the_product(text: str, rule: str, why: str) -> None:
     ((found_rule, found_why),) = reasons(f"[matrix]\n{text}")
     assert found_rule == rule
     assert why in found_why
+
+
+def test_what_a_model_can_do_is_not_excluded() -> None:
+    """The one size of a model that has one, and no dropout where there is none."""
+    fine = ["image_size = 28", 'model = "resnet18"\ndropout = 0.0', 'model = "vgg16"\nimage_size = 64']
+    assert [reasons(f"[matrix]\nseed = [0]\n{text}") for text in fine] == [[]] * 3
+
+
+def test_batch_norm_tells_no_runs_apart_where_a_model_has_none() -> None:
+    found = expand('[matrix]\nmodel = ["vgg16", "resnet18"]\nimage_size = 32\nbatch_norm = ["batch", "frozen"]')
+    assert [(cell.train.model, cell.train.batch_norm) for cell in found.cells] == [
+        ("vgg16", "batch"),
+        ("resnet18", "batch"),
+        ("resnet18", "frozen"),
+    ]
+    assert found.notes == ["batch_norm means nothing for vgg16: it tells no runs apart there"]
 
 
 @pytest.mark.parametrize(

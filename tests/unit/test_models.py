@@ -63,6 +63,24 @@ def test_sizes_that_do_not_fit_are_refused(model: str, size: int, why: str) -> N
         registry.models()[model].image_size(model, size)
 
 
+@pytest.mark.parametrize("model", [name for name in registry.models() if not name.endswith("/*")])
+def test_whether_dropout_means_something_is_declared(model: str) -> None:
+    with torch.device("meta"):
+        built = _build(model)
+    dropping = {"Dropout", "DropPath", "StochasticDepth"} & {type(module).__name__ for module in built.modules()}
+    assert bool(dropping) is registry.models()[model].has_dropout
+
+
+@pytest.mark.parametrize(
+    "model", ["wide_transformer/1GB", *(name for name in registry.models() if not name.endswith("/*"))]
+)
+def test_the_number_of_layers_is_declared(model: str) -> None:
+    declaration = registry.find(registry.models(), model)
+    assert declaration is not None and declaration.layers is not None and declaration.num_layers is not None
+    with torch.device("meta"):
+        assert len(declaration.layers(_build(model))) == declaration.num_layers(model)
+
+
 CUT = [
     *[("cnn", 28), ("vgg16", 32), ("mobilenet_v2", 32), ("resnet18", 32), ("resnet50", 32), ("vit_tiny", 32)],
     *[

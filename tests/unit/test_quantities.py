@@ -30,6 +30,7 @@ from orchestrator.quantities import (
         ("1h30m", 5400),
         ("1d", 86400),
         ("45s", 45),
+        ("3650d", 315_360_000),
     ],
 )
 def test_time_limits(text: str, seconds: int) -> None:
@@ -56,6 +57,9 @@ def test_time_limits(text: str, seconds: int) -> None:
         ("0m", '"0m" is no time at all', '"90m"'),
         ("1:75:00", "has a field past its end", '"4:00:00"'),
         ("1-24:00:00", "has a field past its end", '"4:00:00"'),
+        ("3651d", '"3651d" is more than ten years', 'write "3650d" at most'),
+        ("99999999999999999d", "is more than ten years", '"3650d"'),
+        (f"{'9' * 5000}-00:00:00", "is more than ten years", '"3650d"'),
         (True, "True is not a time limit", '"4:00:00"'),
         ("٤:00:00", "is not a time limit", '"4:00:00"'),
     ],
@@ -93,6 +97,8 @@ def test_memory(text: str, memory_bytes: int, slurm: str) -> None:
         ("24GB", '"24GB" may count in 1000s or in 1024s', 'write "24G"'),
         ("1.5G", '"1.5G" is not an amount of memory', '"1536M"'),
         ("0G", '"0G" is no memory at all', '"24G"'),
+        ("1025T", '"1025T" is more than any node has', 'write "1048576G" at most'),
+        (f"{'9' * 5000}K", "is more than any node has", '"1048576G"'),
         (False, "False is not an amount of memory", '"24G"'),
         (None, "None is not an amount of memory", '"24G"'),
     ],

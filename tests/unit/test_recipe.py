@@ -176,6 +176,30 @@ def test_a_refused_size_reaches_people_as_a_sentence() -> None:
         image_size(_config(model="vit_tiny", image_size=30), data)
 
 
+def test_a_size_that_the_model_would_not_be_fed_is_refused_in_the_job() -> None:
+    from workloads.engines.settings import image_size
+
+    data = registry.datasets()["digits"].load(None, "digits", _config())
+    assert image_size(_config(model="cnn"), data) == image_size(_config(model="cnn", image_size=28), data) == 28
+    with pytest.raises(InputError, match="image_size: cnn is fed images of 28 px, never of 32: write 28"):
+        image_size(_config(model="cnn", image_size=32), data)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"model": "cnn", "stem": "cifar"}, 'experiment.toml: stem: stem = "cifar" means nothing for cnn'),
+        ({"model": "resnet50", "dropout": 0.1}, "experiment.toml: dropout: dropout = 0.1 means nothing for resnet50"),
+    ],
+)
+def test_a_key_that_the_model_would_ignore_is_refused_in_the_job(keys: dict[str, Any], said: str) -> None:
+    from workloads.engines import settings
+
+    with pytest.raises(InputError) as raised:
+        settings.model(_config(**keys))
+    assert said in str(raised.value)
+
+
 @pytest.mark.parametrize("name", ["timm/resnet10t", "timm/vit_tiny_patch16_224"])
 def test_any_timm_model_is_built_for_the_data(name: str) -> None:
     """With and without an ``img_size`` of its own."""

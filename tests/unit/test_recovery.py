@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.profile import WHOLE_NODE, Recovery
+from orchestrator.quantities import LONGEST_S, MOST_MEMORY_BYTES
 from orchestrator.recovery import NEVER_SENT, Action, Decision, FailureClass, Limits, Past, decide, failure_of
 from workloads.contract import State
 
@@ -139,6 +140,14 @@ def test_excluded_nodes_add_up() -> None:
     found = decision(FailureClass.NODE_FAIL, excluded=("n7", "n1"))
     assert found.excluded == ("n7", "n1")
     assert decision(FailureClass.NODE_FAIL, excluded=("n7",)).excluded == ("n7", "n1")
+
+
+def test_nothing_is_raised_beyond_what_a_limit_may_say() -> None:
+    """However often, and where a site has no limits."""
+    most = decision(FailureClass.TIMEOUT, policy=Recovery(time_factor=100.0), time_limit_s=LONGEST_S // 2)
+    assert most.time_limit_s == LONGEST_S
+    most = decision(FailureClass.HOST_MEMORY, policy=Recovery(mem_factor=100.0), mem_bytes=MOST_MEMORY_BYTES // 2)
+    assert most.mem_bytes == MOST_MEMORY_BYTES
 
 
 def test_a_factor_of_one_raises_nothing() -> None:

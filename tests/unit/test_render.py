@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import cluster, render, resources
-from orchestrator.errors import InputError
+from orchestrator.errors import ClusterError, InputError
 from orchestrator.profile import ClusterProfile
 from orchestrator.resources import ResourceShape
 from workloads import registry
@@ -615,6 +615,10 @@ def test_lines_of_some_nodes_run_before_those_of_all(tmp_path: Path) -> None:
             "the template cannot be filled: shape has no 'gpuz'",
         ),
         ("#!/bin/bash\n{% if %}\n", "line 2", "Expected an expression"),
+        ("#!/bin/bash\n{{ 1/0 }}\n", "line 2", "the template cannot be filled: ZeroDivisionError: division by zero"),
+        ("#!/bin/bash\n{{ shape.nodes + 'a' }}\n", "line 2", "the template cannot be filled: TypeError: "),
+        ('{% extends "mine.sh.j2" %}\n', "", "it extends or includes itself, or is nested too deeply"),
+        ('#!/bin/bash\n{% include "latin.j2" %}\n', "line 2", "a file that it extends or includes is not UTF-8"),
         ('{% extends "other.j2" %}\n', "line 1", "other.j2"),
         ("\n#!/bin/bash\n", "", "does not start with #!"),
         ("#!/bin/bash\n  #SBATCH --mem=1G\n", "", "line 2 of the script would be ignored by Slurm"),
@@ -629,11 +633,18 @@ def test_lines_of_some_nodes_run_before_those_of_all(tmp_path: Path) -> None:
 )
 def test_a_template_with_a_mistake(tmp_path: Path, content: str, where: str, what: str) -> None:
     """Named with file and line; nothing undefined becomes an empty text, no directive is lost."""
+    (tmp_path / "latin.j2").write_bytes(b"# \xe9\n")
     with pytest.raises(InputError) as caught:
         with_template(tmp_path, content)
     assert str(tmp_path / "mine.sh.j2") in caught.value.where
     assert where in caught.value.where
     assert what in str(caught.value)
+
+
+def test_a_template_that_is_not_utf8_is_a_mistake_of_the_cluster_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.sh.j2").write_bytes(b"#!/bin/bash\n# \xe9\n")
+    with pytest.raises(ClusterError, match=r"template: \S+mine\.sh\.j2: line 2: byte 0xe9 is not UTF-8"):
+        lab(f'template = "{tmp_path / "mine.sh.j2"}"')
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_full_disk_during_a_write_leaves_the_old_file(tmp_path: Path, monkeypa
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
 
 
-@pytest.mark.parametrize("content", [b"", b"  \n", b'{"a": 1', b"\xff\xfe", b"not json"])
+@pytest.mark.parametrize("content", [b"", b"  \n", b'{"a": 1', b"\xff\xfe", b"not json", b"[" * 100_000])
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "result.json"
     path.write_bytes(content)
@@ -119,6 +119,13 @@ def test_events_are_read_on_from_where_the_last_call_stopped(tmp_path: Path) -> 
     assert [e["epoch"] for e in events] == [2]
     assert read_events(path, offset) == ([], offset)
     log.close()
+
+
+def test_an_event_nested_too_deeply_is_passed_over(tmp_path: Path) -> None:
+    """As one that is broken."""
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event":"start"}\n{"event":"start","x":' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    assert read_events(path)[0] == [{"event": "start"}]
 
 
 def test_a_half_line_is_left_for_later_and_its_successor_starts_a_line_of_its_own(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import importlib.util
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from orchestrator import experiment, matrix
 from workloads import registry
 from workloads.contract import TrainConfig
 from workloads.datasets import characters
+from workloads.engines import settings
 from workloads.errors import DatasetError, InputError
 from workloads.models import wide_transformer
 
@@ -198,6 +200,13 @@ seed = 0
             "number above 0",
         ),
         (
+            "wide_transformer/1000001GB",
+            "characters",
+            "",
+            "model wide_transformer/1000001GB",
+            "wide_transformer/1000001GB is larger than any machine: write wide_transformer/1000000GB at most",
+        ),
+        (
             "wide_transformer/0GB",
             "characters",
             "",
@@ -215,3 +224,10 @@ def test_what_means_nothing_for_sequences_is_excluded(
     assert [(excluded.rule, excluded.why) for excluded in found.excluded] == [(rule, why)]
     fine = experiment.parse(EXPERIMENT.format(model="char_transformer", dataset="characters", more=""), "x")
     assert len(matrix.expand(fine, default_cpus=lambda _hardware, ranks: ranks).cells) == 1
+
+
+def test_what_means_nothing_for_sequences_is_refused_in_the_job() -> None:
+    train = dataclasses.replace(CONFIG, augment="flip")
+    job: Any = SimpleNamespace(spec=SimpleNamespace(train=train))
+    with pytest.raises(InputError, match=r"experiment.toml: augment is for images, and characters holds sequences"):
+        settings.load_data(job)

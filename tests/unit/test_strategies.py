@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator import experiment, matrix
+from orchestrator.errors import ExperimentError
 from workloads import registry
 from workloads.contract import Hardware
 
@@ -22,6 +23,10 @@ def _why(strategy: str, hardware: str = "cpu:2", **keys: Any) -> str:
     text += f'strategy = [{strategy}]\nhardware = ["{hardware}"]\n'
     expanded = matrix.expand(experiment.parse(text, "experiment.toml"), default_cpus=lambda _hardware, ranks: ranks)
     return "".join(excluded.why for excluded in expanded.excluded)
+
+
+def _has_balance(strategy: str) -> bool:
+    return any(option.name == "balance" for option in registry.strategies()[strategy].options)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +131,36 @@ def _why(strategy: str, hardware: str = "cpu:2", **keys: Any) -> str:
             {},
             "balance [1, 1] adds up to 2 and there are 4 segments",
         ),
+        *(
+            (f'{{ name = "{name}", balance = {balance} }}', {}, f"{name} cannot cut cnn: balance {balance} {why}")
+            for name in ("gpipe", "pipeline", "model_parallel", "tf_model_parallel")
+            for balance, why in {
+                "[1, 1]": "adds up to 2, and there are 22 layers",
+                "[20, 3]": "adds up to 23, and there are 22 layers",
+            }.items()
+        ),
+        ('{ name = "gpipe", balance = [20, 2] }', {}, ""),
+        *(
+            (
+                f'{{ name = "{name}", balance = [20, 2], balance_by = "{by}" }}',
+                {},
+                f'balance_by = "{by}" means nothing beside balance [20, 2]: leave one of them out',
+            )
+            for name, by in {"gpipe": "size", "pipeline": "size", "model_parallel": "time"}.items()
+        ),
+        ('{ name = "gpipe", segments = 2, balance = [1, 1], balance_by = "size" }', {}, ""),
+        (
+            '{ name = "fsdp", wrap = "model", min_unit_parameters = 5 }',
+            {},
+            'min_unit_parameters means nothing beside wrap = "model": leave one of the two out',
+        ),
+        ('{ name = "tf_model_parallel", balance = [1, 21] }', {}, ""),
+        (
+            '{ name = "gpipe", segments = 23 }',
+            {},
+            "gpipe cannot cut cnn: 22 layers cannot be shared out to 23 parts",
+        ),
+        ('{ name = "gpipe", balance = [1, 1] }', {"model": "timm/resnet10t"}, ""),
         ('{ name = "gpipe", segments = 1 }', {}, "1 segments cannot be shared out to the 2 devices of cpu:2"),
         ('{ name = "gpipe", chunks = 60 }', {}, ""),
         ('"pipeline"', {}, ""),
@@ -174,6 +209,11 @@ def test_what_cannot_be_is_excluded_with_its_reason(strategy: str, keys: dict[st
         ('"tf_model_parallel"', "gpu:1", "tf_model_parallel has two parts for two devices of one node, not for gpu:1"),
         ('"model_parallel"', "gpu:4", "model_parallel has two parts for two devices of one node, not for gpu:4"),
         ('"gpipe"', "gpu:2x2", "gpipe is one process, which cannot drive the devices of 2 nodes"),
+        (
+            '{ name = "pipeline", chunks = 24 }',
+            "cpu:24",
+            "pipeline cannot cut cnn: 22 layers cannot be shared out to 24",
+        ),
         ('"pipeline"', "gpu:1", "a pipeline needs two devices at least, and gpu:1 has one"),
     ],
 )
@@ -193,6 +233,13 @@ def test_what_batch_norm_would_see_is_refused(strategy: str, keys: dict[str, Any
     """A micro-batch of one sample, and samples that a pipeline makes up for an odd batch."""
     told = _why(strategy, **keys)
     assert told.startswith(why) and bool(told) is bool(why)
+
+
+@pytest.mark.parametrize("name", [name for name in registry.strategies() if _has_balance(name)])
+@pytest.mark.parametrize("balance", ["[-1, 0]", "[22, 0]"])
+def test_a_part_has_a_layer_at_least(name: str, balance: str) -> None:
+    with pytest.raises(ExperimentError, match=r"strategy\[0\]\.balance\[\d\]: -?\d is out of range"):
+        _why(f'{{ name = "{name}", balance = {balance} }}')
 
 
 @pytest.mark.parametrize("name", registry.strategies())

@@ -136,7 +136,9 @@ def test_specs_of_many_runs_come_back_as_they_were(campaign: Any) -> None:
     assert [type(spec.train.lr) for spec in unpacked(packed(mixed))] == [int, float]
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"spec_version": 1, "common": {}, "own": [], "runs": [[1]]}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b"[" * 100_000, b'{"spec_version": 1, "common": {}, "own": [], "runs": [[1]]}']
+)
 def test_a_damaged_file_of_specs_is_told(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"Expecting value|not a file of specs|argument"):
         unpacked(content)

@@ -23,10 +23,17 @@ def strategy(config: TrainConfig) -> tuple[registry.StrategyDeclaration, registr
 
 
 def model(config: TrainConfig) -> registry.ModelDeclaration:
-    """The declaration of the configured model."""
+    """The declaration of the configured model.
+
+    Raises:
+        InputError: there is none of that name, or a key that is set means nothing for it.
+    """
     declaration = registry.find(registry.models(), config.model)
     if declaration is None:
         raise InputError(f"no model is named {config.model!r} here", hint="is the package that brings it installed?")
+    key, why = declaration.ignored(config.to_json())
+    if why:
+        raise InputError(why, where=f"experiment.toml: {key}", hint="plan and submit again")
     return declaration
 
 
@@ -40,12 +47,14 @@ def load_data(job: Job) -> ImageData | SequenceData:
 
     Raises:
         DatasetError: it is damaged, or another one.
-        InputError: there is none of that name.
+        InputError: there is none of that name, or a key that is set means nothing for it.
     """
     config = job.spec.train
     declaration = registry.find(registry.datasets(), config.dataset)
     if declaration is None:
         raise InputError(f"no data set is named {config.dataset!r} here")
+    if why := declaration.ignored(config.to_json()):
+        raise InputError(why, where="experiment.toml", hint="plan and submit again")
     data = declaration.load(staging.data_root(job, declaration), config.dataset, config)
     planned = job.spec.dataset_digest
     if planned and data.digest and data.digest != planned:
@@ -86,7 +95,7 @@ def image_size(config: TrainConfig, data: ImageData | SequenceData) -> int:
         InputError: the model cannot take that size.
     """
     try:
-        return model(config).image_size(config.model, config.image_size or data.size)
+        return model(config).fed(config.model, config.image_size, data.size)
     except ValueError as error:
         raise InputError(
             str(error), where="experiment.toml: image_size", hint="set image_size to one that fits"

@@ -94,5 +94,7 @@ DECLARATION = ModelDeclaration(
     image_size=lambda _name, wished: wished,
     build=_build,
     layers=list,
+    num_layers=lambda _name: DEPTH + 2,
     has_batch_norm=False,
+    has_dropout=True,
 )

@@ -58,5 +58,7 @@ DECLARATION = ModelDeclaration(
     build=_build,
     keras_layers=_keras_layers,
     layers=list,
+    num_layers=lambda _name: 22,
     has_batch_norm=True,
+    has_dropout=True,
 )

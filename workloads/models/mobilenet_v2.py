@@ -39,6 +39,8 @@ DECLARATION = ModelDeclaration(
     image_size=lambda _name, wished: wished,
     build=_build,
     layers=sequential.of_torchvision,
+    num_layers=lambda _name: 23,
     has_batch_norm=True,
+    has_dropout=True,
     weights=weights.torchvision("mobilenet_v2-b0353104.pth", classifier="classifier.1"),
 )

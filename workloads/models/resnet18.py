@@ -46,7 +46,9 @@ DECLARATION = ModelDeclaration(
     image_size=image_size,
     build=lambda config, channels, classes, _size: build("resnet18", config, channels, classes),
     layers=sequential.of_torchvision,
+    num_layers=lambda _name: 15,
     has_batch_norm=True,
+    has_dropout=False,
     weights=weights.torchvision("resnet18-f37072fd.pth", classifier="fc"),
     uses_stem=True,
 )

@@ -25,7 +25,9 @@ DECLARATION = ModelDeclaration(
     build=lambda config, channels, classes, _size: build("resnet50", config, channels, classes),
     keras_layers=_keras_layers,
     layers=sequential.of_torchvision,
+    num_layers=lambda _name: 23,
     has_batch_norm=True,
+    has_dropout=False,
     weights=weights.torchvision("resnet50-0676ba61.pth", classifier="fc"),
     uses_stem=True,
 )

@@ -88,6 +88,8 @@ DECLARATION = ModelDeclaration(
     image_size=_image_size,
     build=_build,
     layers=sequential.of_timm,
+    num_layers=lambda _name: 31,
     has_batch_norm=False,
+    has_dropout=True,
     weights=weights.torchvision("swin_t-704ceda3.pth", "head.fc", rename=own_name, smallest_px=LARGE_PX),
 )

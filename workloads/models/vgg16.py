@@ -56,6 +56,8 @@ DECLARATION = ModelDeclaration(
     build=_build,
     keras_layers=_keras_layers,
     layers=sequential.of_torchvision,
+    num_layers=lambda _name: 40,
     has_batch_norm=False,
+    has_dropout=True,
     weights=weights.torchvision("vgg16-397923af.pth", classifier="classifier.6"),
 )

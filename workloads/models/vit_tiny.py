@@ -54,5 +54,7 @@ DECLARATION = ModelDeclaration(
     image_size=_image_size,
     build=_build,
     layers=sequential.of_timm,
+    num_layers=lambda _name: 20,
     has_batch_norm=False,
+    has_dropout=True,
 )

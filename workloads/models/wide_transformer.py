@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 BYTES_A_PARAMETER = 16
+LARGEST_GB = 1_000_000
 HEAD_WIDTH = 64
 WIDTH_TO_DEPTH = 128
 """About that of published language models."""
@@ -33,7 +34,10 @@ def size(name: str) -> tuple[int, int]:
     """
     member = name.partition("/")[2]
     match = re.fullmatch(r"(\d+(?:\.\d+)?)GB", member)
-    parameters = float(match[1]) * 1e9 / BYTES_A_PARAMETER if match else 0.0
+    gigabytes = float(match[1]) if match else 0.0
+    if gigabytes > LARGEST_GB:
+        raise ValueError(f"{name} is larger than any machine: write wide_transformer/{LARGEST_GB}GB at most")
+    parameters = gigabytes * 1e9 / BYTES_A_PARAMETER
     if not parameters:
         raise ValueError(
             f"{name} names no memory that training is to need: write wide_transformer/96GB, with any number above 0"
@@ -68,6 +72,8 @@ DECLARATION = ModelDeclaration(
     image_size=_positions,
     build=_build,
     layers=list,
+    num_layers=lambda name: size(name)[1] + 2,
     has_batch_norm=False,
+    has_dropout=True,
     num_parameters=_num_parameters,
 )

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from workloads.strategies.compiled import Model
     from workloads.strategies.protocol import Task
 
+SMALLEST_UNIT = 100_000
+
 
 class Fsdp:
     """This rank's share of the model."""
@@ -197,6 +199,8 @@ def _refuses_training(train: Mapping[str, Any], options: Options) -> str:
         return "FSDP2 does not shard channels_last parameters"
     if options["mixed_precision"] == "cast" and train["precision"] != "bf16":
         return f'mixed_precision = "cast" is for precision = "bf16", not {train["precision"]}'
+    if options["wrap"] == "model" and options["min_unit_parameters"] != SMALLEST_UNIT:
+        return 'min_unit_parameters means nothing beside wrap = "model": leave one of the two out'
     return ""
 
 
@@ -221,7 +225,7 @@ DECLARATION = StrategyDeclaration(
         Option(
             name="min_unit_parameters",
             type=int,
-            default=100_000,
+            default=SMALLEST_UNIT,
             minimum=0,
             summary="Layers with fewer parameters are gathered with the rest",
         ),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Hardware, Topology
 from workloads.registry import Option, Options, StrategyDeclaration
+from workloads.strategies.parts import ignores_balance_by, misfit
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +118,7 @@ def _refuses(hardware: Hardware, options: Options) -> str:
         return f"balance {list(balance)} adds up to {sum(balance)} and there are {segments} segments"
     if segments and segments < hardware.devices:
         return f"{segments} segments cannot be shared out to the {hardware.devices} devices of {hardware}"
-    return ""
+    return ignores_balance_by(options, "time")
 
 
 DECLARATION = StrategyDeclaration(
@@ -126,6 +127,7 @@ DECLARATION = StrategyDeclaration(
     framework="torch",
     topology=lambda _options: Topology.ONE_PROCESS,
     refuses=_refuses,
+    refuses_layers=lambda layers, hardware, options: misfit(layers, hardware.devices, options),
     refuses_compile=lambda _how, _options: (
         "torchgpipe runs a model's parts in threads of its own, where torch.compile and CUDA graphs do not reach"
     ),
@@ -152,6 +154,7 @@ DECLARATION = StrategyDeclaration(
             name="balance",
             type=tuple[int, ...],
             default=(),
+            minimum=1,
             summary="Layers, or segments, on each device; [] shares them out",
         ),
         Option(

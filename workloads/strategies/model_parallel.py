@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Hardware, Topology
 from workloads.registry import Option, Options, StrategyDeclaration
+from workloads.strategies.parts import ignores_balance_by, misfit
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +117,10 @@ DECLARATION = StrategyDeclaration(
     summary="The model in two parts on two devices, which take turns: saves memory, costs time.",
     framework="torch",
     topology=lambda _options: Topology.ONE_PROCESS,
-    refuses=lambda hardware, options: refuses("model_parallel", hardware, options),
+    refuses=lambda hardware, options: (
+        refuses("model_parallel", hardware, options) or ignores_balance_by(options, "size")
+    ),
+    refuses_layers=lambda layers, _hardware, options: misfit(layers, PARTS, options),
     refuses_compile=_refuses_compile,
     needs_layers=True,
     splits_batch=False,
@@ -126,6 +130,7 @@ DECLARATION = StrategyDeclaration(
             name="balance",
             type=tuple[int, ...],
             default=(),
+            minimum=1,
             summary="Layers on each of the two devices; [] shares them out",
         ),
         Option(

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from workloads.errors import InputError
+from workloads.registry import Options
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,10 +29,13 @@ def sizes_of_parts(task: Task, layers: Sequence[nn.Module], parts: int, samples:
     Raises:
         InputError: ``balance`` does not add up, or there are more parts than layers.
     """
-    balance, segments = task.options["balance"], task.options.get("segments", 0)
-    assert isinstance(balance, tuple) and isinstance(segments, int)
-    if max(parts, segments) > len(layers):
-        raise _misfit(task, f"{len(layers)} layers cannot be shared out to {max(parts, segments)} parts")
+    balance, segments = _asked(task.options)
+    if why := misfit(len(layers), parts, task.options):
+        raise InputError(
+            f"{task.config.strategy} cannot cut {task.config.model}: {why}",
+            where="experiment.toml: strategy",
+            hint="leave balance out to have layers shared out by measured time",
+        )
     groups = (1,) * len(layers)
     costs: list[float] = []
     if segments or not balance:
@@ -40,9 +44,33 @@ def sizes_of_parts(task: Task, layers: Sequence[nn.Module], parts: int, samples:
     if segments:
         groups = share_out(costs, segments)
         costs = runs(costs, groups)
-    if balance and sum(balance) != len(groups):
-        raise _misfit(task, f"balance {list(balance)} adds up to {sum(balance)}, and there are {len(layers)} layers")
     return tuple(int(n) for n in runs(groups, balance or share_out(costs, parts)))
+
+
+def misfit(layers: int, parts: int, options: Options) -> str:
+    """Why so many layers cannot be cut into these parts, in plan and job alike; empty when they can."""
+    balance, segments = _asked(options)
+    if max(parts, segments) > layers:
+        return f"{layers} layers cannot be shared out to {max(parts, segments)} parts"
+    if balance and sum(balance) != (segments or layers):
+        what = f"{segments} segments" if segments else f"{layers} layers"
+        return f"balance {list(balance)} adds up to {sum(balance)}, and there are {what}"
+    return ""
+
+
+def ignores_balance_by(options: Options, default: str) -> str:
+    """Why ``balance_by`` would change nothing; empty where nobody set it, or it means something."""
+    balance, segments = _asked(options)
+    if not balance or segments or options["balance_by"] == default:
+        return ""
+    return f'balance_by = "{options["balance_by"]}" means nothing beside balance {list(balance)}: leave one of them out'
+
+
+def _asked(options: Options) -> tuple[tuple[int, ...], int]:
+    """What ``balance`` and, where a strategy has them, ``segments`` say."""
+    balance, segments = options["balance"], options.get("segments", 0)
+    assert isinstance(balance, tuple) and isinstance(segments, int)
+    return balance, segments
 
 
 def runs(values: Sequence[float], lengths: Sequence[int]) -> list[float]:
@@ -53,14 +81,6 @@ def runs(values: Sequence[float], lengths: Sequence[int]) -> list[float]:
 
 def _size(layer: nn.Module) -> float:
     return float(sum(p.numel() for p in layer.parameters()))
-
-
-def _misfit(task: Task, what: str) -> InputError:
-    return InputError(
-        f"{task.config.strategy} cannot cut {task.config.model}: {what}",
-        where="experiment.toml: strategy",
-        hint="leave balance out to have layers shared out by measured time",
-    )
 
 
 def share_out(costs: Sequence[float], parts: int) -> tuple[int, ...]:

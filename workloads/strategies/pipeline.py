@@ -17,6 +17,7 @@ from workloads.contract import Hardware, Topology
 from workloads.errors import InputError
 from workloads.registry import Option, Options, StrategyDeclaration
 from workloads.strategies.host_group import host_group
+from workloads.strategies.parts import ignores_balance_by, misfit
 from workloads.strategies.running_statistics import learning
 
 if TYPE_CHECKING:
@@ -252,6 +253,10 @@ def _nothing() -> nn.Parameter:
     return torch.nn.Parameter(torch.zeros(0))
 
 
+def _stages(hardware: Hardware, options: Options) -> int:
+    return hardware.devices * STAGES_A_RANK[str(options["schedule"])]
+
+
 def _refuses(hardware: Hardware, options: Options) -> str:
     chunks, schedule, devices = options["chunks"], str(options["schedule"]), hardware.devices
     assert isinstance(chunks, int) and isinstance(options["balance"], tuple)
@@ -261,11 +266,11 @@ def _refuses(hardware: Hardware, options: Options) -> str:
         return f"schedule 1f1b needs a micro-batch for each of {devices} devices, and chunks is {chunks}"
     if STAGES_A_RANK[schedule] > 1 and chunks % devices:
         return f"schedule {schedule} needs chunks to be a multiple of the {devices} devices, and it is {chunks}"
-    stages = devices * STAGES_A_RANK[schedule]
+    stages = _stages(hardware, options)
     if options["balance"] and len(options["balance"]) != stages:
         named = list(options["balance"])
         return f"schedule {schedule} has {stages} stages on {hardware}, and balance {named} names {len(named)}"
-    return ""
+    return ignores_balance_by(options, "time")
 
 
 def _refuses_compile(_how: str, options: Options) -> str:
@@ -284,6 +289,7 @@ DECLARATION = StrategyDeclaration(
     framework="torch",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
     refuses=_refuses,
+    refuses_layers=lambda layers, hardware, options: misfit(layers, _stages(hardware, options), options),
     refuses_training=_refuses_training,
     refuses_compile=_refuses_compile,
     needs_layers=True,
@@ -310,6 +316,7 @@ DECLARATION = StrategyDeclaration(
             name="balance",
             type=tuple[int, ...],
             default=(),
+            minimum=1,
             summary="Layers of each stage; [] shares them out",
         ),
         Option(

@@ -12,7 +12,7 @@ from workloads.contract import Topology
 from workloads.errors import InputError
 from workloads.registry import TENSORFLOW, Option, StrategyDeclaration
 from workloads.strategies import model_parallel
-from workloads.strategies.parts import share_out
+from workloads.strategies.parts import misfit, share_out
 from workloads.strategies.tf_eager import refuses_compile, refuses_training
 
 if TYPE_CHECKING:
@@ -71,10 +71,9 @@ def _layers_of_first(task: KerasTask, layers: list[Any]) -> int:
     """
     balance = task.options["balance"]
     assert isinstance(balance, tuple)
-    if balance and sum(balance) != len(layers):
+    if why := misfit(len(layers), model_parallel.PARTS, task.options):
         raise InputError(
-            f"tf_model_parallel cannot cut {task.config.model}: balance {list(balance)} adds up to {sum(balance)}, and "
-            f"there are {len(layers)} layers",
+            f"tf_model_parallel cannot cut {task.config.model}: {why}",
             where="experiment.toml: strategy",
             hint="leave balance out to have layers shared out by number of parameters",
         )
@@ -87,6 +86,7 @@ DECLARATION = StrategyDeclaration(
     framework=TENSORFLOW,
     topology=lambda _options: Topology.ONE_PROCESS,
     refuses=lambda hardware, options: model_parallel.refuses("tf_model_parallel", hardware, options),
+    refuses_layers=lambda layers, _hardware, options: misfit(layers, model_parallel.PARTS, options),
     refuses_training=refuses_training,
     refuses_compile=refuses_compile,
     splits_batch=False,
@@ -96,6 +96,7 @@ DECLARATION = StrategyDeclaration(
             name="balance",
             type=tuple[int, ...],
             default=(),
+            minimum=1,
             summary="Layers on each of the two devices; [] shares them out by number of parameters",
         ),
     ),
