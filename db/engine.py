@@ -242,6 +242,10 @@ def _postgresql(database: str, *, read_only: bool) -> Store:
         raise InputError(f"{database!r} is not a database URL", hint=_URL_HINT) from error
     if url.drivername.split("+")[0] not in {"postgresql", "postgres"}:
         raise InputError(f"{url.drivername!r} is not a database we know", where=_named(url), hint=_URL_HINT)
+    try:
+        (url.host or "").encode("idna")  # as the resolver will
+    except UnicodeError as error:
+        raise InputError(f"{url.host!r} is no name of a host", where=_named(url), hint=_URL_HINT) from error
     options = {"options": "-c default_transaction_read_only=on"} if read_only else {}
     try:
         engine = create_engine(url.set(drivername="postgresql+psycopg"), connect_args=options)

@@ -305,6 +305,7 @@ def test_postgresql_without_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("mysql://server/lab", "'mysql' is not a database we know"),
         ("://", "'://' is not a database URL"),
+        ("postgresql://me:secret@a..b/lab", r"me:\*\*\*@a..b/lab: 'a..b' is no name of a host"),
         ("postgresql:///lab?host=\udcff", r"'postgresql:///lab\?host=\\udcff' is not a database URL"),
     ],
 )
