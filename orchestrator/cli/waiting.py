@@ -18,7 +18,7 @@ import typer
 
 from orchestrator.cli import output
 from orchestrator.cli.refreshing import refreshed
-from orchestrator.errors import OrchestrateError
+from orchestrator.errors import InputError, OrchestrateError
 from orchestrator.overview import Overview, progress_in_words, share_done
 from orchestrator.quantities import counted
 from workloads.contract import State
@@ -121,7 +121,8 @@ class _Notes(logging.Handler):
 
 
 class Looker:
-    """Looks at runs; a look that fails is shown as such, with what the last good one saw."""
+    """Looks at runs; a look that fails is shown as such, with what the last good one saw. Before there was a good one,
+    what was asked for wrongly is raised: it would fail each time."""
 
     def __init__(
         self,
@@ -153,6 +154,8 @@ class Looker:
             due = sum(self._comes_again(run) for run in runs)
             self._last = Overview(runs, num_unsent=len(unsent), num_due=due, notes=tuple(dict.fromkeys(notes)))
         except (OrchestrateError, OSError) as error:
+            if isinstance(error, InputError) and not self._last.looked_at:
+                raise
             self._last = replace(self._last, notes=tuple(notes), problem=str(error) or type(error).__name__)
         finally:
             logging.getLogger().removeHandler(handler)

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.cli import output
-from orchestrator.cli.refreshing import insist_on_runs_folder
 from orchestrator.cli.waiting import INTERRUPTED, Lines, Looker, attend, whole
 from orchestrator.cli.workspace import (
     DEFAULT_DATABASE,
@@ -59,7 +58,6 @@ def watch(
     Example: orchestrate watch
     """
     workspace = Workspace.at(runs=runs, database=database)
-    insist_on_runs_folder(workspace)  # a look that fails is tried again, and this one would fail each time
     looker = Looker(workspace, recover=recover)
     try:
         if sys.stdout.isatty():

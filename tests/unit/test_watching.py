@@ -28,7 +28,7 @@ from orchestrator.cli import following, screen, waiting
 from orchestrator.cli.screen import Looks, Only
 from orchestrator.cli.waiting import Lines, Looker, Shepherd, attend
 from orchestrator.cli.workspace import Workspace
-from orchestrator.errors import CommandError
+from orchestrator.errors import CommandError, InputError
 from orchestrator.overview import Overview
 from orchestrator.submitter import Submitted
 from orchestrator.tracker import Progress, RunStatus
@@ -194,6 +194,20 @@ def test_a_look_that_fails_changes_nothing_and_the_next_one_is_tried(
     assert second.runs == first.runs and "cannot reach the controller" in second.problem
     assert third.runs == first.runs and "Input/output error" in third.problem and third.looked_at == first.looked_at
     assert not fourth.problem and fourth.over
+
+
+def test_what_can_never_be_looked_at_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is no database; one that becomes so later may be put right meanwhile."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "results.db").write_text("somebody's notes\n" * 500)
+    with pytest.raises(InputError, match="not an SQLite database"):
+        _looker(tmp_path).look()
+    looker = _looker(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(waiting, "refreshed", lambda *_, **__: [run("a", State.RUNNING)])
+        first = looker.look()
+    second = looker.look()
+    assert second.runs == first.runs and "not an SQLite database" in second.problem
 
 
 def test_lines_tell_each_change_once() -> None:
