@@ -37,7 +37,7 @@ def test_two_nodes_of_two_ranks(study: Study) -> None:
     study.write('[matrix]\nhardware = ["a100:2x2"]\n')
     study.run("submit")
     (row,) = study.until_ended()
-    assert row["state"] == "succeeded", study.log("probe")
+    assert row["state"] == "succeeded", study.log(row["run_id"])
     (result,) = json.loads(study.run("results", "--json").stdout)
     assert (result["world_size"], result["devices_seen"]) == (4, 4)
     (events,) = study.runs.glob("*/*/attempts/1/events.jsonl")
@@ -125,7 +125,7 @@ def test_a_broken_prologue_is_told_in_its_own_words(study: Study) -> None:
     (row,) = study.until_ended()
     assert (row["state"], row["reason"]) == ("failed", "prologue")
     assert "prologue failed: module load nothing" in row["message"]
-    assert "module: command not found" in study.log("probe")
+    assert "module: command not found" in study.log(row["run_id"])
 
 
 def test_wait_shows_the_end(study: Study) -> None:

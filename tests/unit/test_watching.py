@@ -466,7 +466,9 @@ def test_a_signal_at_any_moment_leaves_the_terminal_in_order(workspace: Path, mo
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT], ids=str)
 def test_other_signals_leave_the_terminal_in_order(workspace: Path, number: signal.Signals) -> None:
-    terminal = Terminal.start(workspace, "watch")
+    """Unless they are ignored, as in what a shell without job control starts in the background: not so here."""
+    heeded = f"import signal\nsignal.signal({int(number)}, signal.SIG_DFL)"
+    terminal = Terminal.start(workspace, "watch", patch=heeded)
     before = terminal.modes()
     terminal.until("epoch 1/4, 50 samples/s")
     terminal.process.send_signal(number)
