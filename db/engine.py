@@ -27,7 +27,7 @@ from sqlalchemy.pool import QueuePool
 
 from db.errors import ForeignStoreError, StoreError
 from db.explain import BUSY_TIMEOUT_S, another_or_anew, cannot_lock, damaged, explain
-from db.filesystem import is_local, lock_problem
+from db.filesystem import SQLITE_URL, is_local, is_url, lock_problem
 from db.models import CONTENT, ingested
 from workloads.errors import InputError
 
@@ -42,7 +42,6 @@ _TABLES = frozenset({*(table.name for table in (*CONTENT, ingested)), "summary",
 MIGRATIONS = "db:migrations"
 VERSION_TABLE = "orchestrate_revision"
 
-_FILE = "sqlite:///"
 _WRITE_LOCK = 0x6F726368
 """Key of PostgreSQL's advisory lock: one writer at a time, as in SQLite."""
 
@@ -107,7 +106,7 @@ def open_store(database: str, *, read_only: bool = False) -> Store:
         StoreError: it cannot be opened, created or locked.
         InputError: the PostgreSQL driver is not installed, or the URL is none.
     """
-    database = database.removeprefix(_FILE)
+    database = database.removeprefix(SQLITE_URL)
     if is_url(database):
         store = _postgresql(database, read_only=read_only)
     else:
@@ -122,14 +121,9 @@ def open_store(database: str, *, read_only: bool = False) -> Store:
     return store
 
 
-def is_url(database: str) -> bool:
-    """Whether it names a server's database and no file."""
-    return "://" in database.removeprefix(_FILE)
-
-
 def set_aside(database: str) -> Path:
     """Give a damaged SQLite file another name, its journals with it; returns that name."""
-    path = Path(database.removeprefix(_FILE))
+    path = Path(database.removeprefix(SQLITE_URL))
     kept = path.with_name(f"{path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     for suffix in ("", "-wal", "-shm", "-journal"):
         with contextlib.suppress(FileNotFoundError):

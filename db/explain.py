@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlalchemy.exc import DBAPIError
 
 from db.errors import ForeignStoreError, StoreDamagedError, StoreError, StoreReadOnlyError
-from db.filesystem import is_full, lock_problem
+from db.filesystem import is_full, is_url, lock_problem
 
 BUSY_TIMEOUT_S = 60.0
 """How long a command waits for another one's write."""
@@ -76,7 +76,7 @@ _OTHER_SCHEMA_STATES = frozenset({"42P01", "42P07", "42701", "42703"})
 
 def damaged(database: str, why: str) -> StoreDamagedError:
     """The error for a database of ours that cannot be what was written."""
-    if "://" in database:
+    if is_url(database):
         hint = "make another database and name it with --db; orchestrate collect fills it from the runs folder"
     else:
         hint = "orchestrate db rebuild makes it anew from the runs folder and keeps the damaged file"
@@ -85,7 +85,7 @@ def damaged(database: str, why: str) -> StoreDamagedError:
 
 def another_or_anew(database: str) -> str:
     """The ways on from what may be another program's, or ours and damaged beyond recognition."""
-    if "://" in database:
+    if is_url(database):
         return "name another database with --db"
     moved = f"mv {shlex.quote(database)} {shlex.quote(f'{database}.damaged')}"
     return f"{ANOTHER}; if it was orchestrate's, {moved}, then orchestrate collect makes it anew from the runs folder"

@@ -9,10 +9,18 @@ import re
 import tempfile
 from pathlib import Path
 
+SQLITE_URL = "sqlite:///"
+"""What may stand before the name of a file."""
+
 _MOUNTS = Path("/proc/mounts")
 _LOCAL_FILE_SYSTEMS = frozenset(
     {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs"}
 )
+
+
+def is_url(database: str) -> bool:
+    """Whether a database is a server's and no file."""
+    return "://" in database.removeprefix(SQLITE_URL)
 
 
 def lock_problem(folder: Path) -> str:

@@ -15,8 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from db.engine import Store
 from db.errors import QueryError
 from db.models import CONTENT, ingested, summary
-from db.rows import INT64
-from workloads.contract import Hardware, State
+from workloads.contract import INT64, Hardware, State
 from workloads.errors import InputError
 
 

@@ -13,13 +13,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Boolean, Connection, Double, Table
 
 from db.models import JSON_COLUMNS, runs
-from workloads.contract import RunSpec
+from workloads.contract import INT64, RunSpec
 
 Row = tuple[Any, ...]
 """One value for each column of a table, in the table's order."""
-
-INT64 = range(-(2**63), 2**63)
-"""What the database has as whole numbers."""
 
 
 def canonical_json(value: Any) -> str:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from db.filesystem import is_local, lock_problem
+from db.filesystem import is_local, is_url, lock_problem
 from orchestrator import cluster as clusters
 from orchestrator import experiment as experiments
 from orchestrator import interpreter, planner, site_doctor
@@ -133,7 +133,7 @@ def _runs_folder(runs: Path, *, shared: bool) -> Iterator[Finding]:
 
 def _database(database: str) -> Finding:
     path = Path(database)
-    if "://" in database:
+    if is_url(database):
         where = "server"
     elif is_local(next(p for p in (path, *path.parents) if p.exists())):
         where = "local disk"

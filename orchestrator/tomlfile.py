@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from orchestrator.errors import Mistake
+from workloads.contract import INT64
 
 Place = tuple[str | int, ...]
 """Keys and list indices from the top of a document down to a value."""
@@ -47,7 +48,6 @@ def decode(content: bytes) -> str:
 
 MAX_DEPTH = 100
 """Of tables and lists in each other: no file of ours has more than ten."""
-_INT64 = range(-(2**63), 2**63)
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _insist_on_sane_values(document: dict[str, Any]) -> None:
         place, value = waiting.pop()
         if len(place) > MAX_DEPTH:
             raise TomlError(locate(place[:3], document), *_TOO_DEEP)
-        if isinstance(value, int) and value not in _INT64:
+        if isinstance(value, int) and value not in INT64:
             raise TomlError(locate(place, document), *_TOO_LARGE)
         below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         waiting += [((*place, step), inner) for step, inner in below]

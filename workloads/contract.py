@@ -24,6 +24,9 @@ IDENTITY_VERSION = 1
 SPEC_VERSION = 1
 """Version of ``spec.json`` and ``result.json``."""
 
+INT64 = range(-(2**63), 2**63)
+"""What TOML and every database take as whole numbers."""
+
 RUN_ID_DIGITS = 16
 """Hex digits of a run id: 64 bits, so a collision among a million runs has a chance of 3e-8."""
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.options import all_written
 from workloads.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,8 +47,7 @@ def _alone(context: typer.Context, value: Any) -> Any:
     Raises:
         InputError: both were given, and they differ; raised by the second one.
     """
-    sources = [context.get_parameter_source(name) for name in ("format", "json")]
-    if all(source is not None and source.name == "COMMANDLINE" for source in sources):
+    if all_written(context, "format", "json"):
         asked = value if isinstance(value, str) else context.params["format"]
         if asked != Format.JSON:
             where = f"--json --format {asked}"

@@ -252,8 +252,9 @@ def rebuild(
     Example: orchestrate db rebuild
     """
     from db import ingest
-    from db.engine import is_url, open_store, set_aside
+    from db.engine import open_store, set_aside
     from db.errors import StoreDamagedError
+    from db.filesystem import is_url
 
     workspace = Workspace.at(runs=runs, database=database)
     if not workspace.runs.is_dir():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from orchestrator.cli import completion
+from orchestrator.cli.options import all_written
 from workloads.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,10 +24,7 @@ _Given = TypeVar("_Given")
 
 def _one_target(context: typer.Context, value: _Given) -> _Given:
     """Where runs go is said once; against a cluster that the environment names, ``--local`` is the exception."""
-    # Told by its word: some releases of typer bring click's enumeration along, others import it.
-    sources = [context.get_parameter_source(name) for name in ("local", "cluster")]
-    written = all(source is not None and source.name == "COMMANDLINE" for source in sources)
-    if written and not context.resilient_parsing:  # a shell that completes a line shows no errors
+    if all_written(context, "local", "cluster"):
         raise InputError(
             "--local and --cluster contradict each other",
             where=context.command_path,

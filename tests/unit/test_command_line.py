@@ -199,6 +199,12 @@ def test_shell_completion_completes_studies_and_profiles(tmp_path: Path) -> None
     assert _completed(tmp_path, "orchestrate init --cluster --profile so") == ["sol"]
 
 
+def test_shell_completion_says_nothing_of_options_that_contradict_each_other(tmp_path: Path) -> None:
+    """It offers what may follow; the command will say it."""
+    assert _completed(tmp_path, "orchestrate results --json --format csv --sel") == ["--select"]
+    assert _completed(tmp_path, "orchestrate plan --local --cluster sol --exp") == ["--experiment"]
+
+
 def test_shell_completion_completes_what_options_take(tmp_path: Path) -> None:
     """Keys and columns, also the last of several; clusters that are shipped, and files."""
     (tmp_path / "solar.toml").touch()
