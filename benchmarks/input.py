@@ -30,7 +30,7 @@ from workloads import loaders
 from workloads.contract import TrainConfig
 from workloads.datasets.images import ImageData, Split
 from workloads.datasets.images import statistics as image_statistics
-from workloads.loaders import Shard
+from workloads.loaders.protocol import Shard
 
 IMAGES, SIZE, BATCH = 50_000, 32, 128
 TARGET, STRETCH = 4.0, 30.0

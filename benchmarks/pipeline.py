@@ -97,7 +97,7 @@ class _Bench:
         from workloads import loaders, registry
         from workloads.contract import TrainConfig
         from workloads.engines import recipe, settings
-        from workloads.loaders import Shard
+        from workloads.loaders.protocol import Shard
         from workloads.measure import Clock
 
         self.on_gpu = torch.cuda.is_available()

@@ -22,10 +22,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import cluster, experiment, matrix, planfile, planner, resources
-from orchestrator.cli.workspace import Workspace
-from orchestrator.interpreter import Packages
-from orchestrator.plan import Plan
+from orchestrator.cluster import profiles, resources
+from orchestrator.environment.interpreter import Packages
+from orchestrator.planning import planfile, planner
+from orchestrator.planning.plan import Plan
+from orchestrator.study import experiment, matrix
+from orchestrator.workspace import Workspace
 from workloads.contract import State
 
 CELLS_PER_SEED = 40
@@ -58,7 +60,7 @@ class Ours:
     """One workspace whose store knows half of the runs."""
 
     workspace: Workspace
-    profile: cluster.ClusterProfile
+    profile: profiles.ClusterProfile
     packages: Packages
 
     @classmethod
@@ -71,7 +73,7 @@ class Ours:
         workspace = Workspace.at(
             runs=folder / "runs", database=str(folder / "results.db"), experiment=folder / "experiment.toml"
         )
-        ours = cls(workspace, cluster.load("sol"), Packages("python", None, "not asked in a benchmark"))
+        ours = cls(workspace, profiles.load("sol"), Packages("python", None, "not asked in a benchmark"))
         plan = ours.plan()
         known = plan.runs[::2]
         with open_store(workspace.database) as store:

@@ -29,9 +29,12 @@ from pathlib import Path
 
 from submitit import SlurmExecutor
 
-from orchestrator import cluster, experiment, planner, submitter
-from orchestrator.cli.workspace import Workspace
-from orchestrator.interpreter import Packages
+from orchestrator.cluster import profiles
+from orchestrator.environment.interpreter import Packages
+from orchestrator.planning import planner
+from orchestrator.sending import submitter
+from orchestrator.study import experiment
+from orchestrator.workspace import Workspace
 from tests.slurm.lab import Lab, running
 
 PARTITION = "closed"
@@ -83,7 +86,7 @@ class Bench:
         spec = experiment.load(workspace.experiment)
         with open_store(workspace.database) as store:
             records, durations = queries.run_states(store), queries.durations(store)
-        profile = cluster.load(folder / "cluster.toml")
+        profile = profiles.load(folder / "cluster.toml")
         packages = Packages("python", None, "not asked in a benchmark")
         plan = planner.make(workspace, spec, profile, None, records, durations, packages)
         start = time.perf_counter()

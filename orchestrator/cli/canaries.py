@@ -6,17 +6,17 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orchestrator import canary
 from orchestrator.cli import output, waiting
 from orchestrator.cli.refreshing import refreshed
 from orchestrator.errors import OperationError
-from orchestrator.plan import Action
+from orchestrator.planning.plan import Action
 from orchestrator.quantities import counted
-from orchestrator.submitter import Submitted
+from orchestrator.sending import canary
+from orchestrator.sending.submitter import Submitted
 
 if TYPE_CHECKING:
-    from orchestrator.cli.workspace import Workspace
-    from orchestrator.plan import Plan
+    from orchestrator.planning.plan import Plan
+    from orchestrator.workspace import Workspace
 
 Submit = Callable[["Plan", Collection[str], str], Submitted]
 """Sends some runs of a plan with the code of an earlier call, if any."""

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cleaning import Keep, Kind
 from orchestrator.cli import output
-from orchestrator.cli.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, DatabaseOption, RunsOption, Workspace
+from orchestrator.cli.options import DatabaseOption, RunsOption
 from orchestrator.errors import InputError, PartlyDoneError
 from orchestrator.quantities import counted
+from orchestrator.tracking.cleaning import Keep, Kind
+from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
 from workloads.contract import State
 
 if TYPE_CHECKING:
-    from orchestrator.cleaning import Found, Rules
+    from orchestrator.tracking.cleaning import Found, Rules
 
 app = typer.Typer()
 
@@ -48,7 +49,7 @@ def clean(
 
     Example: orchestrate clean --keep best --older-than 7d --dry-run
     """
-    from orchestrator.cleaning import Rules
+    from orchestrator.tracking.cleaning import Rules
 
     workspace = Workspace.at(runs=runs, database=database)
     rules = Rules(
@@ -102,8 +103,8 @@ def _seconds(text: str) -> float:
 
 
 def _find(workspace: Workspace, rules: Rules) -> Found:
-    from orchestrator import cleaning
     from orchestrator.cli.refreshing import bring_up_to_date, insist_on_runs_folder
+    from orchestrator.tracking import cleaning
 
     insist_on_runs_folder(workspace)
     if workspace.is_empty:
@@ -119,7 +120,7 @@ def _find(workspace: Workspace, rules: Rules) -> Found:
 
 def _remove(workspace: Workspace, found: Found) -> Found:
     from db.engine import open_store
-    from orchestrator import cleaning
+    from orchestrator.tracking import cleaning
 
     with open_store(workspace.database) as store:
         return cleaning.remove(store, workspace.runs, found.items)

@@ -48,7 +48,7 @@ def _fitting(names: Iterable[str], incomplete: str) -> list[str]:
 
 def run_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Labels of the runs of this folder, and ids once one is begun."""
-    from orchestrator.cli.workspace import DEFAULT_DATABASE, Workspace
+    from orchestrator.workspace import DEFAULT_DATABASE, Workspace
 
     try:
         workspace = Workspace.at(database=str(ctx.params.get("database") or DEFAULT_DATABASE))
@@ -67,7 +67,7 @@ def run_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def study_names(incomplete: str) -> list[str]:
     """Starter studies."""
-    from orchestrator import studies
+    from orchestrator.study import studies
 
     return [name for name in studies.names() if name.startswith(incomplete)]
 
@@ -88,7 +88,7 @@ def settings(incomplete: str) -> list[str]:
 
     With a default there are two words, so that a shell stops behind the ``=`` that they share.
     """
-    from orchestrator.keys import KEYS
+    from orchestrator.study.keys import KEYS
 
     key, assigned, _ = (os.environ.get(_BEFORE, "") + incomplete).partition("=")
     meant = [name for name in KEYS if (name == key if assigned else name.startswith(key))]
@@ -98,8 +98,8 @@ def settings(incomplete: str) -> list[str]:
 
 
 def _worded(key: str) -> list[str]:
-    from orchestrator.matrix import DEFAULTS
     from orchestrator.plugins import Plugins
+    from orchestrator.study.matrix import DEFAULTS
     from orchestrator.tomlfile import show
     from workloads.contract import EXECUTION_KEYS
 
@@ -126,6 +126,6 @@ def columns(incomplete: str) -> list[str]:
 
 def profile_names(incomplete: str) -> list[str]:
     """Shipped profiles of clusters."""
-    from orchestrator import cluster
+    from orchestrator.cluster import profiles
 
-    return [name for name in cluster.shipped() if name.startswith(incomplete)]
+    return [name for name in profiles.shipped() if name.startswith(incomplete)]

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import output
-from orchestrator.cli.workspace import DataOption, Workspace
+from orchestrator.cli.options import DataOption
 from orchestrator.errors import InputError, OperationError, OrchestrateError, PartlyDoneError
+from orchestrator.workspace import Workspace
 from workloads import registry
 
 if TYPE_CHECKING:
@@ -109,16 +110,16 @@ def _root(data: Path | None) -> Path | None:
         return workspace.data_root
     import socket
 
-    from orchestrator import cluster as clusters
+    from orchestrator.cluster import profiles
 
     named = os.environ.get("ORCHESTRATE_CLUSTER")
     try:
-        profile = clusters.choose(
+        profile = profiles.choose(
             local=False, named=Path(named) if named else None, cwd=Path.cwd(), hostname=socket.gethostname()
         )
     except OrchestrateError:
         return None  # said by the verbs that need a cluster
-    return workspace.at_site(profile).data_root
+    return workspace.with_data(profile.data if profile else "").data_root
 
 
 def _all_names(root: Path | None) -> list[str]:

@@ -11,7 +11,7 @@ from orchestrator.cli.completion import run_names
 from orchestrator.errors import InputError
 
 if TYPE_CHECKING:
-    from orchestrator.tracker import RunStatus
+    from orchestrator.tracking.tracker import RunStatus
 
 _LISTED = 10
 """How many runs an error lists."""

@@ -1,8 +1,16 @@
-"""What is asked about the options of one command together."""
+"""Options that several commands have, and what is asked about the options of one command together."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated, TypeVar
+
 import typer
+
+from orchestrator.cli import completion
+from workloads.errors import InputError
+
+_Given = TypeVar("_Given")
 
 
 def all_written(context: typer.Context, *names: str) -> bool:
@@ -13,3 +21,56 @@ def all_written(context: typer.Context, *names: str) -> bool:
     # Told by its word: some releases of typer bring click's enumeration along, others import it.
     sources = [context.get_parameter_source(name) for name in names]
     return not context.resilient_parsing and all(s is not None and s.name == "COMMANDLINE" for s in sources)
+
+
+def _one_target(context: typer.Context, value: _Given) -> _Given:
+    """Where runs go is said once; against a cluster that the environment names, ``--local`` is the exception."""
+    if all_written(context, "local", "cluster"):
+        raise InputError(
+            "--local and --cluster contradict each other",
+            where=context.command_path,
+            why="runs go to this machine or to a cluster",
+            hint="leave one of the two out",
+        )
+    return value
+
+
+ExperimentOption = Annotated[
+    Path, typer.Option("--experiment", "-e", help="The experiment file.", envvar="ORCHESTRATE_EXPERIMENT")
+]
+ClusterOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster",
+        "-c",
+        help="The cluster file, or the name of a shipped profile.",
+        envvar="ORCHESTRATE_CLUSTER",
+        autocompletion=completion.cluster_names,
+        callback=_one_target,
+    ),
+]
+LocalOption = Annotated[
+    bool, typer.Option("--local", help="Run on this machine instead of a cluster.", callback=_one_target)
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a training key for this once; repeatable.",
+        autocompletion=completion.settings,
+    ),
+]
+RunsOption = Annotated[Path, typer.Option("--runs", help="The folder of run directories.", envvar="ORCHESTRATE_RUNS")]
+DatabaseOption = Annotated[
+    str, typer.Option("--db", help="The database: a file, or a postgresql:// URL.", envvar="ORCHESTRATE_DB")
+]
+RecoverOption = Annotated[
+    bool,
+    typer.Option(
+        "--recover/--no-recover", help="Send runs again that time, memory, nodes or preemption ended, within bounds."
+    ),
+]
+DataOption = Annotated[
+    Path | None, typer.Option("--data", help="The folder that holds data sets.", envvar="ORCHESTRATE_DATA")
+]

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from orchestrator import cluster as clusters
-from orchestrator import experiment as experiments
-from orchestrator import planfile
 from orchestrator.cli import output
-from orchestrator.cli.workspace import Workspace
+from orchestrator.cluster import profiles
 from orchestrator.errors import OrchestrateError
 from orchestrator.executors.slurm_records import SiteFolder
-from orchestrator.plan import Plan
+from orchestrator.planning import planfile
+from orchestrator.planning.plan import Plan
+from orchestrator.study import experiment as experiments
+from orchestrator.workspace import Workspace
 from workloads.contract import RunSpec
 
 _WAY_ON = "retry sends with the time limit, memory and job script of then, orchestrate submit with what is planned now"
@@ -55,7 +55,7 @@ def _edited(workspace: Workspace, plan: Plan) -> list[str]:
         return found
     try:
         named = os.environ.get("ORCHESTRATE_CLUSTER")
-        profile = clusters.choose(
+        profile = profiles.choose(
             local=False, named=Path(named) if named else None, cwd=Path.cwd(), hostname=socket.gethostname()
         )
     except OrchestrateError:

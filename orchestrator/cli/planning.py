@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import output
-from orchestrator.cli.workspace import (
-    DEFAULT_DATABASE,
-    DEFAULT_EXPERIMENT,
-    DEFAULT_RUNS,
+from orchestrator.cli.options import (
     ClusterOption,
     DatabaseOption,
     DataOption,
@@ -19,12 +16,12 @@ from orchestrator.cli.workspace import (
     LocalOption,
     RunsOption,
     SetOption,
-    Workspace,
 )
 from orchestrator.quantities import counted
+from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT_RUNS, Workspace
 
 if TYPE_CHECKING:
-    from orchestrator.plan import Hours, Plan
+    from orchestrator.planning.plan import Hours, Plan
 
 app = typer.Typer()
 
@@ -53,7 +50,7 @@ def plan(
 
     Example: orchestrate plan --cluster cluster.toml --set epochs=1 --scripts
     """
-    from orchestrator import planner
+    from orchestrator.planning import planner
 
     workspace = Workspace.at(runs=runs, database=database, data_root=data, experiment=experiment)
     made = planner.current(workspace, local=local, cluster=cluster, sets=sets or [], fresh=True)

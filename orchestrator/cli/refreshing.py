@@ -12,9 +12,9 @@ from orchestrator.quantities import counted
 
 if TYPE_CHECKING:
     from db.engine import Store
-    from orchestrator.cli.workspace import Workspace
-    from orchestrator.outlook import Outlook
-    from orchestrator.tracker import RunStatus
+    from orchestrator.tracking.outlook import Outlook
+    from orchestrator.tracking.tracker import RunStatus
+    from orchestrator.workspace import Workspace
 
 
 def refreshed(
@@ -35,8 +35,8 @@ def refreshed(
         return []
     from db.engine import open_store
     from db.errors import StoreReadOnlyError
-    from orchestrator import tracker
-    from orchestrator.outlook import outlooks
+    from orchestrator.tracking import tracker
+    from orchestrator.tracking.outlook import outlooks
 
     try:
         with open_store(workspace.database) as store:
@@ -82,7 +82,7 @@ def insist_on_runs_folder(workspace: Workspace) -> None:
 
 def _recover(workspace: Workspace, due: Sequence[Outlook], say: Callable[[str], None]) -> bool:
     """Whether something was done."""
-    from orchestrator import shepherd
+    from orchestrator.sending import shepherd
 
     try:
         return shepherd.recover(workspace, due, say)
@@ -96,8 +96,9 @@ def bring_up_to_date(
     store: Store, runs: Path, *, fresh: bool = False, say: Callable[[str], None] = output.talk
 ) -> None:
     """Take in what ended, ask the witnesses of what goes on, finish an interrupted submit, wake the queue."""
-    from orchestrator import submitter, tracker
-    from orchestrator.resources import LOCAL
+    from orchestrator.cluster.resources import LOCAL
+    from orchestrator.sending import submitter
+    from orchestrator.tracking import tracker
 
     for problem in tracker.refresh(store, runs, fresh=fresh):
         say(f"left out: {problem.path}: {problem.what}")

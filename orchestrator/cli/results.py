@@ -11,23 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import completion, output
-from orchestrator.cli.workspace import (
-    DEFAULT_DATABASE,
-    DEFAULT_EXPERIMENT,
-    DEFAULT_RUNS,
-    DatabaseOption,
-    ExperimentOption,
-    RunsOption,
-    SetOption,
-    Workspace,
-)
+from orchestrator.cli.options import DatabaseOption, ExperimentOption, RunsOption, SetOption
 from orchestrator.errors import InputError, PartlyDoneError
 from orchestrator.quantities import counted
+from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT_RUNS, Workspace
 
 if TYPE_CHECKING:
     from db.engine import Store
     from db.ingest import Collected
-    from orchestrator.experiment import ExperimentSpec
+    from orchestrator.study.experiment import ExperimentSpec
 
 app = typer.Typer()
 
@@ -131,8 +123,8 @@ def results(
     Example: orchestrate results --published --set hardware=cpu
     """
     from db import queries, statistics
-    from orchestrator import experiment as experiments
-    from orchestrator.published import beside, differences
+    from orchestrator.planning.published import beside, differences
+    from orchestrator.study import experiment as experiments
 
     workspace = Workspace.at(runs=runs, database=database)
     style = output.chosen(format, json)
@@ -405,7 +397,7 @@ def _run_columns(
 
 def _published_columns(measured: Sequence[str | output.Column], spec: ExperimentSpec) -> list[str | output.Column]:
     """Each measured figure that others published too, theirs right of it; all other columns stay as they are."""
-    from orchestrator.published import PREFIX, figures
+    from orchestrator.planning.published import PREFIX, figures
 
     names = [column if isinstance(column, str) else column.name for column in measured]
     both = [name for name in figures(spec) if name not in names]

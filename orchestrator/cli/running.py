@@ -10,24 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import naming, output
+from orchestrator.cli.options import DatabaseOption, RecoverOption, RunsOption
 from orchestrator.cli.refreshing import bring_up_to_date, refreshed
-from orchestrator.cli.workspace import (
-    DEFAULT_DATABASE,
-    DEFAULT_RUNS,
-    DatabaseOption,
-    RecoverOption,
-    RunsOption,
-    Workspace,
-)
+from orchestrator.cluster.resources import LOCAL
 from orchestrator.errors import InputError, OperationError
 from orchestrator.quantities import counted
-from orchestrator.resources import LOCAL
+from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
 from workloads.contract import State
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from orchestrator.tracker import RunStatus
+    from orchestrator.tracking.tracker import RunStatus
     from workloads.rundir import RunDir
 
 app = typer.Typer()
@@ -74,8 +68,8 @@ def logs(
 
     Example: orchestrate logs cnn-eager-cpu1-s0 --follow
     """
-    from orchestrator import tracker
     from orchestrator.cli import following
+    from orchestrator.tracking import tracker
     from workloads.rundir import RunDir
 
     workspace = Workspace.at(runs=runs, database=database)
@@ -178,8 +172,8 @@ def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> list[RunStatus]:
 
     from db.engine import open_store
     from db.errors import StoreReadOnlyError
-    from orchestrator import tracker
     from orchestrator.executors.endings import Exit
+    from orchestrator.tracking import tracker
     from workloads.rundir import RunDir
 
     places = {run.run_id: RunDir.of(workspace.runs, run.run_id).attempt(run.attempt) for run in live}
@@ -222,7 +216,7 @@ def _row(run: RunStatus) -> dict[str, Any]:
 
 
 def _row_keys() -> Iterator[str]:
-    from orchestrator.tracker import Progress, RunStatus
+    from orchestrator.tracking.tracker import Progress, RunStatus
 
     yield from (name for name in RunStatus.__dataclass_fields__ if name != "progress")
     yield from Progress.__dataclass_fields__

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from orchestrator.cli.output import visible
-from orchestrator.overview import Group, Overview, progress_in_words, share_done
+from orchestrator.tracking.overview import Group, Overview, progress_in_words, share_done
 from workloads.contract import State
 
 if TYPE_CHECKING:
-    from orchestrator.tracker import RunStatus
+    from orchestrator.tracking.tracker import RunStatus
 
 _GROUPS = 3
 """Reasons of one kind that are shown."""

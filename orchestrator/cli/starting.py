@@ -11,20 +11,17 @@ import typer
 
 from orchestrator.cli import output
 from orchestrator.cli.completion import profile_names, study_names
-from orchestrator.cli.refreshing import insist_on_runs_folder
-from orchestrator.cli.workspace import (
-    DEFAULT_DATABASE,
-    DEFAULT_EXPERIMENT,
-    DEFAULT_RUNS,
+from orchestrator.cli.options import (
     ClusterOption,
     DatabaseOption,
     DataOption,
     ExperimentOption,
     LocalOption,
     RunsOption,
-    Workspace,
 )
+from orchestrator.cli.refreshing import insist_on_runs_folder
 from orchestrator.errors import InputError
+from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT_RUNS, Workspace
 
 app = typer.Typer()
 
@@ -61,8 +58,8 @@ def init(
     if cluster:
         _init_cluster(profile, force=force, list_all=list_all)
         return
-    from orchestrator import cluster as clusters
-    from orchestrator import studies
+    from orchestrator.cluster import profiles
+    from orchestrator.study import studies
 
     if list_all:
         for name in studies.names():
@@ -71,28 +68,28 @@ def init(
     text = studies.read(study)
     _write(experiment, text, "an experiment file", force=force, other="--experiment writes another file")
     # Beside a cluster file, "--local" would send a reader to train on a login node.
-    local = "" if Path(clusters.DEFAULT_FILE).exists() or os.environ.get("ORCHESTRATE_CLUSTER") else " --local"
+    local = "" if Path(profiles.DEFAULT_FILE).exists() or os.environ.get("ORCHESTRATE_CLUSTER") else " --local"
     read_anyway = experiment == Path(os.environ.get("ORCHESTRATE_EXPERIMENT") or DEFAULT_EXPERIMENT)
     other = "" if read_anyway else f" -e {shlex.quote(str(experiment))}"
     output.talk(f"wrote {experiment} (study {study}); next: orchestrate plan{other}{local}")
 
 
 def _init_cluster(profile: str | None, *, force: bool, list_all: bool) -> None:
-    from orchestrator import cluster as clusters
+    from orchestrator.cluster import profiles
 
     if list_all:
-        for name, text in clusters.shipped().items():
+        for name, text in profiles.shipped().items():
             first = text.partition("\n")[0].removeprefix("# ")
             typer.echo(f"{name}: {first}")
         return
-    from orchestrator import discovery
+    from orchestrator.cluster import discovery
     from orchestrator.executors import slurm_commands
 
     def run(*argv: str) -> tuple[bool, str]:
         answer = slurm_commands.run(*argv)
         return answer.ok, answer.stdout if answer.ok else answer.text
 
-    path = Path(clusters.DEFAULT_FILE)
+    path = Path(profiles.DEFAULT_FILE)
     if path.exists() and not force:
         _refuse_to_overwrite(path, "a cluster file", "")
     made = discovery.compose(profile, run)
@@ -138,7 +135,7 @@ def doctor(
 
     Example: orchestrate doctor --probe
     """
-    from orchestrator.doctor import Verdict, examine
+    from orchestrator.doctor.machine import Verdict, examine
 
     workspace = Workspace.at(runs=runs, database=database, data_root=data, experiment=experiment)
     probe_s = 60.0 * probe_minutes if probe else 0.0

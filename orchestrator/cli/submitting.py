@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import naming, output
-from orchestrator.cli.refreshing import insist_on_runs_folder, refreshed
-from orchestrator.cli.workspace import (
-    DEFAULT_DATABASE,
-    DEFAULT_EXPERIMENT,
-    DEFAULT_RUNS,
+from orchestrator.cli.options import (
     ClusterOption,
     DatabaseOption,
     DataOption,
@@ -24,17 +20,18 @@ from orchestrator.cli.workspace import (
     RecoverOption,
     RunsOption,
     SetOption,
-    Workspace,
 )
+from orchestrator.cli.refreshing import insist_on_runs_folder, refreshed
+from orchestrator.cluster.sbatch import QueueChoice
 from orchestrator.errors import InputError, OperationError, PartlyDoneError
 from orchestrator.quantities import counted
-from orchestrator.sbatch import QueueChoice
+from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT_RUNS, Workspace
 
 if TYPE_CHECKING:
     from orchestrator.cli.waiting import Shepherd
-    from orchestrator.plan import Plan
-    from orchestrator.submitter import Submitted
-    from orchestrator.tracker import RunStatus
+    from orchestrator.planning.plan import Plan
+    from orchestrator.sending.submitter import Submitted
+    from orchestrator.tracking.tracker import RunStatus
 
 app = typer.Typer()
 
@@ -85,7 +82,7 @@ def submit(
 
     Example: orchestrate submit --local --wait
     """
-    from orchestrator.plan import Action
+    from orchestrator.planning.plan import Action
 
     workspace = Workspace.at(runs=runs, database=database, data_root=data, experiment=experiment)
     insist_on_runs_folder(workspace)
@@ -185,7 +182,7 @@ class _Sending:
 
     def send_all(self, *, canary: bool, recover: bool) -> tuple[Plan, Submitted]:
         """Send what is to be sent, canaries first where they are wanted; the plan, and what was done."""
-        from orchestrator.submitter import Submitted
+        from orchestrator.sending.submitter import Submitted
 
         first = Submitted()
         if canary:
@@ -202,7 +199,7 @@ class _Sending:
 
     def plan(self) -> Plan:
         """The plan as it is now."""
-        from orchestrator import planner
+        from orchestrator.planning import planner
 
         # Read before the plan is made: who sends a run in between has it, and we leave it out.
         self.newest.clear()
@@ -216,7 +213,7 @@ class _Sending:
 
     def send(self, plan: Plan, only: Collection[str] | None = None, snapshot: str = "") -> Submitted:
         """Send a plan's runs, or some of them, with the code of an earlier call if it is named."""
-        from orchestrator import submitter
+        from orchestrator.sending import submitter
 
         return submitter.submit(
             self.workspace,
@@ -232,7 +229,7 @@ class _Sending:
 
 def _tell(plan: Plan, done: Submitted, proven: frozenset[str], *, staying: bool) -> None:
     """``proven``: runs that were waited for; those that were sent here are not told as done before."""
-    from orchestrator.plan import Action
+    from orchestrator.planning.plan import Action
 
     first = proven & {s.run_id for s in (*done.sent, *done.resumed)}
     counts = Counter(run.action for run in plan.runs if run.cell.run_id not in first)
@@ -267,10 +264,10 @@ def _newest_attempts(workspace: Workspace) -> dict[str, int]:
 
 
 def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
-    from orchestrator import submitter
     from orchestrator.cli import outdated
-    from orchestrator.shepherd import with_all_nodes
-    from orchestrator.snapshot import code_digest
+    from orchestrator.environment.snapshot import code_digest
+    from orchestrator.sending import submitter
+    from orchestrator.sending.shepherd import with_all_nodes
     from workloads.rundir import RunDir, read_json
 
     by_target: dict[str, list[tuple[Any, Mapping[str, Any]]]] = {}

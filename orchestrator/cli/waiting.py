@@ -19,8 +19,8 @@ import typer
 from orchestrator.cli import output
 from orchestrator.cli.refreshing import refreshed
 from orchestrator.errors import InputError, OrchestrateError
-from orchestrator.overview import Overview, progress_in_words, share_done
 from orchestrator.quantities import counted
+from orchestrator.tracking.overview import Overview, progress_in_words, share_done
 from workloads.contract import State
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress, TaskID
 
-    from orchestrator.cli.workspace import Workspace
-    from orchestrator.plan import Plan
-    from orchestrator.submitter import Submitted
-    from orchestrator.tracker import RunStatus
+    from orchestrator.planning.plan import Plan
+    from orchestrator.sending.submitter import Submitted
+    from orchestrator.tracking.tracker import RunStatus
+    from orchestrator.workspace import Workspace
 
 LOOK_S = 0.5
 LOOKING_SHARE = 0.2
@@ -88,7 +88,7 @@ class Shepherd:
         here = Counter(run.state for run in runs if run.target == site.name and run.state.live)
         if here[State.PENDING] and site.max_submit and here.total() > (1 - SEND_SHARE) * site.max_submit:
             return []
-        from orchestrator import submitter
+        from orchestrator.sending import submitter
 
         self._tried_at = time.monotonic()
         more = submitter.submit(
@@ -232,7 +232,7 @@ def wait(
 
 def _view(workspace: Workspace, *, full_screen: bool) -> View:
     if full_screen and sys.stdout.isatty():
-        from orchestrator.cli.watching import Screen
+        from orchestrator.cli.full_screen import Screen
 
         return Screen(workspace)
     return Bars() if sys.stderr.isatty() else Lines(output.talk)

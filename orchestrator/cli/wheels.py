@@ -50,8 +50,8 @@ def wheel(
 
     Example: orchestrate wheel horovod --nccl --python .venv/bin/python --install
     """
-    from orchestrator import wheel_cache, wheels
-    from orchestrator.horovod_recipe import HOROVOD
+    from orchestrator.environment import wheel_cache, wheels
+    from orchestrator.environment.horovod_recipe import HOROVOD
 
     wanted = None if nccl is None else wheels.Flavour.NCCL if nccl else wheels.Flavour.CPU
     order = wheels.Order.of({Package.HOROVOD: HOROVOD}[package], wheels.Target.ask(python), wanted)

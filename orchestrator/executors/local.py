@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from orchestrator.cluster.resources import fitting_gpus
 from orchestrator.errors import CommandError
 from orchestrator.executors import leases, processes
 from orchestrator.executors.endings import Exit
@@ -28,7 +29,6 @@ from orchestrator.executors.entries import (
 from orchestrator.executors.machine import local_machine
 from orchestrator.executors.protocol import Delivery, Receipt, Verdict
 from orchestrator.executors.witnesses import LocalView, verdict
-from orchestrator.resources import fitting_gpus
 from orchestrator.together import for_each
 from workloads.contract import Hardware, State
 from workloads.rundir import AttemptDir

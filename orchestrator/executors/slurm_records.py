@@ -32,8 +32,8 @@ from workloads.rundir import AttemptDir, RunDir, jobs_folder, read_json, sites_f
 from workloads.specs import packed
 
 if TYPE_CHECKING:
+    from orchestrator.cluster.profile import ClusterProfile, Nodes
     from orchestrator.executors.protocol import Delivery
-    from orchestrator.profile import ClusterProfile, Nodes
     from workloads.contract import RunSpec
 
 JOB_NAME_PREFIX = "orc-"

@@ -16,7 +16,7 @@ def train_by_hand(config: Any, data_root: Path, ranks: int, period: int = 0) -> 
     import torch
     from torch.nn.functional import cross_entropy
 
-    from workloads import loaders
+    from workloads.loaders.protocol import Shard
 
     model, make_loader = _start(config, data_root)
     replicas = [model] + [copy.deepcopy(model) for _ in range(ranks - 1)]
@@ -27,7 +27,7 @@ def train_by_hand(config: Any, data_root: Path, ranks: int, period: int = 0) -> 
         wanted = [n for n in states[0] if "running" in n or (period and "num_batches" not in n)]
         return {n: sum(s[n] for s in states) / ranks for n in wanted}
 
-    own = [make_loader(loaders.Shard(rank, ranks)) for rank in range(ranks)]
+    own = [make_loader(Shard(rank, ranks)) for rank in range(ranks)]
     batches = [[b for epoch in range(9) for b in part.train(epoch)][: config.steps] for part in own]
     for step, parts in enumerate(zip(*batches, strict=True), start=1):
         for replica, part in zip(replicas, parts, strict=True):
@@ -47,7 +47,7 @@ def train_by_hand(config: Any, data_root: Path, ranks: int, period: int = 0) -> 
                 replica.load_state_dict(mean, strict=False)
 
     model.load_state_dict(averages(), strict=False)
-    return model.state_dict(), _test_loss(model, make_loader(loaders.Shard(0, 1)))
+    return model.state_dict(), _test_loss(model, make_loader(Shard(0, 1)))
 
 
 def train_in_micro_batches(
@@ -62,7 +62,7 @@ def train_in_micro_batches(
     import torch
     from torch.nn.functional import cross_entropy
 
-    from workloads import loaders
+    from workloads.loaders.protocol import Shard
 
     model, make_loader = _start(config, data_root)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
@@ -72,7 +72,7 @@ def train_in_micro_batches(
             norm.momentum = 0.0
             seen[norm] = []
             norm.register_forward_pre_hook(lambda module, given: seen[module].append(given[0].detach()))
-    loader = make_loader(loaders.Shard(0, 1))
+    loader = make_loader(Shard(0, 1))
     batches = [b for epoch in range(9) for b in loader.train(epoch)][: config.steps]
     for step, batch in enumerate(batches, start=1):
         optimizer.zero_grad()

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from db.models import results
 from db.queries import SUMMARY_COLUMNS
-from orchestrator import experiment, keys, matrix, resources
+from orchestrator.cluster import resources
 from orchestrator.quantities import parse_time_limit
+from orchestrator.study import experiment, keys, matrix
 from workloads import registry
 from workloads.contract import EXECUTION_KEYS, Execution, TrainConfig
 

@@ -18,12 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import cli
-from orchestrator.interpreter import Packages
+from orchestrator.environment.interpreter import Packages
 from tests.slurm.lab import Lab
 
 for _module in ("planning", "running", "results", "following"):
     importlib.import_module(f"orchestrator.cli.{_module}")
-for _module in ("alembic.command", "db.ingest", "db.queries", "submitit", "typer._adapters", "orchestrator.submitter"):
+for _module in (
+    "alembic.command",
+    "db.ingest",
+    "db.queries",
+    "submitit",
+    "typer._adapters",
+    "orchestrator.sending.submitter",
+):
     importlib.import_module(_module)
 
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator import cluster, render, resources
-from orchestrator.profile import ClusterProfile
-from orchestrator.resources import ResourceShape
+from orchestrator.cluster import profiles, render, resources
+from orchestrator.cluster.profile import ClusterProfile
+from orchestrator.cluster.resources import ResourceShape
 from tests.slurm.lab import NODES, Lab, processors
 from tests.slurm.releases import both
 from workloads import registry
@@ -76,7 +76,7 @@ class Site:
         if "python =" not in top:
             top = f"python = {json.dumps(str(self.python))}\n{top}"
         top = self.lab.slurm_bin + top
-        profile = cluster.parse_file(PROFILE.format(top=top, gpu=gpu), "cluster.toml")["lab"]
+        profile = profiles.parse_file(PROFILE.format(top=top, gpu=gpu), "cluster.toml")["lab"]
         script = self.folder / "job.sh"
         shape = _shape(profile, hardware, strategy, seconds)
         script.write_text(render.script(shape, profile, runs=self.runs, python=profile.python))

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import canary, costs
+from orchestrator.cluster.resources import ResourceShape
 from orchestrator.errors import InputError
-from orchestrator.matrix import Cell
-from orchestrator.plan import Action, Hours, Plan, PlannedRun
-from orchestrator.resources import ResourceShape
+from orchestrator.planning import costs
+from orchestrator.planning.plan import Action, Hours, Plan, PlannedRun
+from orchestrator.sending import canary
+from orchestrator.study.matrix import Cell
 from workloads.contract import Execution, TrainConfig
 
 

@@ -17,10 +17,12 @@ import pytest
 from db.engine import Store, open_store
 from db.queries import run_states
 from db.submissions import record_intents
-from orchestrator import cleaning, cli, snapshot
-from orchestrator.cleaning import Found, Item, Keep, Kind, Rules
+from orchestrator import cli
+from orchestrator.environment import snapshot
 from orchestrator.executors import leases
 from orchestrator.executors.endings import Exit
+from orchestrator.tracking import cleaning
+from orchestrator.tracking.cleaning import Found, Item, Keep, Kind, Rules
 from workloads.contract import State
 from workloads.rundir import AttemptDir, RunDir, jobs_folder, write_json
 from workloads.specs import packed

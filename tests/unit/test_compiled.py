@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from workloads.loaders import Batch  # noqa: E402 (needs torch)
+from workloads.loaders.protocol import Batch  # noqa: E402 (needs torch)
 from workloads.strategies import compiled  # noqa: E402
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator import cluster, experiment, fit, planner, studies
-from orchestrator.cli.workspace import Workspace
+from orchestrator.cluster import profiles
+from orchestrator.environment.interpreter import Packages
 from orchestrator.executors.machine import Gpu, Machine
-from orchestrator.interpreter import Packages
+from orchestrator.planning import fit, planner
+from orchestrator.study import experiment, studies
+from orchestrator.workspace import Workspace
 from workloads.contract import TrainConfig
 
 
@@ -21,7 +23,7 @@ def notes(tmp_path: Path, *sets: str, memory_gb: float = 0.0) -> dict[str, str]:
     made = planner.make(
         Workspace.at(runs=tmp_path / "runs"),
         spec,
-        None if memory_gb else cluster.load("sol"),
+        None if memory_gb else profiles.load("sol"),
         Machine(gpus, tuple(range(8)), "host") if memory_gb else None,
         {},
         [],

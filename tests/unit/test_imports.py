@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,16 @@ MAY_IMPORT = {
 }
 CROSSING = {"arrays", "contract", "rundir", "specs", "registry", "errors", "provenance", "frozen", "entry"}
 """Modules of ``workloads`` that the login side may import (``entry`` only to name the callable of a job)."""
+FLOORS = (
+    {"cli"},
+    {"doctor"},
+    {"sending"},
+    {"planning"},
+    {"tracking"},
+    {"executors"},
+    {"cluster", "environment", "study"},
+)
+"""Folders of ``orchestrator``, from the top down; single files lie below them all."""
 FRAMEWORKS = {"torch", "torchvision", "timm", "horovod", "torchgpipe", "tensorflow", "keras", "deepspeed", "sklearn"}
 
 
@@ -26,26 +37,20 @@ def _sources(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
-def _imports(path: Path, *, top_level_only: bool = False) -> Iterator[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    nodes = _outside_functions(tree) if top_level_only else ast.walk(tree)
-    for node in nodes:
+def _imports(path: Path, *, top_level: bool = False, types: bool = True) -> Iterator[str]:
+    """What a file imports: outside functions only, with what only type checkers see, or both."""
+    todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and top_level:
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and not types:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def _outside_functions(tree: ast.Module) -> Iterator[ast.stmt]:
-    todo: list[ast.stmt] = list(tree.body)
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        yield node
-        todo += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+        todo += ast.iter_child_nodes(node)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -57,6 +62,39 @@ def test_imports_point_one_way(package: str) -> None:
             top = name.partition(".")[0]
             if top in ours:
                 assert top in MAY_IMPORT[package], f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_folders_of_the_orchestrator_import_downwards() -> None:
+    floors = {folder: floor for floor, folders in enumerate(reversed(FLOORS), 1) for folder in folders}
+    assert {path.parent.name for path in _sources("orchestrator")} == {*floors, "orchestrator"}
+    for path in _sources("orchestrator"):
+        own = path.parent.name
+        for name in _imports(path):
+            package, folder, *_ = [*name.split("."), ""]
+            if package == "orchestrator" and folder != own and path.name != "__main__.py":
+                said = f"{path.relative_to(ROOT)} imports {name}"
+                assert floors.get(folder, 0) < floors.get(own, 0) or (folder not in floors and own not in floors), said
+
+
+def test_no_file_needs_itself_through_others() -> None:
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in PACKAGES
+        for path in _sources(package)
+    }
+    needs = {
+        module: {_module(name, files) for name in _imports(path, types=False)} - {module, ""}
+        for module, path in files.items()
+    }
+    assert needs["orchestrator.cli.watching"] >= {"orchestrator.cli.waiting", "orchestrator.workspace"}
+    TopologicalSorter(needs).prepare()  # which names the circle, where there is one
+
+
+def _module(name: str, files: dict[str, Path]) -> str:
+    """Which of our files an imported name is in; empty for what is not ours."""
+    while name and name not in files:
+        name = name.rpartition(".")[0]
+    return name
 
 
 @pytest.mark.parametrize("package", ["orchestrator", "db"])
@@ -76,7 +114,7 @@ def test_no_framework_at_module_level_where_the_login_side_reads() -> None:
     for folder in ("strategies", "models", "datasets"):
         read += sorted((ROOT / "workloads" / folder).glob("*.py"))
     for path in read:
-        for name in _imports(path, top_level_only=True):
+        for name in _imports(path, top_level=True, types=False):
             assert name.partition(".")[0] not in FRAMEWORKS, f"{path.relative_to(ROOT)} imports {name} at module level"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import interpreter
+from orchestrator.environment import interpreter
 
 
 @pytest.fixture

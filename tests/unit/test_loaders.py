@@ -21,7 +21,8 @@ from workloads.augment import Augmentation, Normaliser  # noqa: E402
 from workloads.contract import TrainConfig  # noqa: E402
 from workloads.datasets.images import ImageData, Split, statistics  # noqa: E402
 from workloads.errors import DatasetError, InputError  # noqa: E402
-from workloads.loaders import Batch, Loader, Shard, gather, order  # noqa: E402
+from workloads.loaders import gather, order  # noqa: E402
+from workloads.loaders.protocol import Batch, Loader, Shard  # noqa: E402
 
 CPU = torch.device("cpu")
 CONFIG = TrainConfig(
@@ -258,7 +259,7 @@ def test_a_killed_worker_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Split, "pil", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     loader = make(numbered(), "dataloader", workers=1)
     try:
-        with pytest.raises(loaders.WorkerError) as raised:
+        with pytest.raises(loaders.protocol.WorkerError) as raised:
             list(loader.train(0))
     finally:
         loader.close()

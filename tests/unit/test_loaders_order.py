@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch")
 
 from workloads.augment import Augmentation  # noqa: E402 (needs torch)
 from workloads.errors import DatasetError  # noqa: E402
-from workloads.loaders import Shard  # noqa: E402
 from workloads.loaders.order import (  # noqa: E402
     Part,
     Stream,
@@ -24,6 +23,7 @@ from workloads.loaders.order import (  # noqa: E402
     subset,
     training_parts,
 )
+from workloads.loaders.protocol import Shard  # noqa: E402
 
 
 def test_the_two_ways_of_hashing_agree_on_all_64_bits() -> None:

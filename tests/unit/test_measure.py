@@ -105,7 +105,7 @@ class _Batches:
         self._batches = [(logits[i : i + size], y[i : i + size]) for i in range(0, len(y), size)]
 
     def test(self) -> Any:
-        from workloads.loaders import Batch
+        from workloads.loaders.protocol import Batch
 
         for logits, y in self._batches:
             yield Batch(logits[:, :, None, None], y, len(y), len(y))

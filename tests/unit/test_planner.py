@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 from db.queries import Duration, RunRecord
-from orchestrator import cluster, experiment, planfile, planner
-from orchestrator.cli.workspace import Workspace
+from orchestrator.cluster import profiles
+from orchestrator.environment.interpreter import Packages
 from orchestrator.errors import InputError
 from orchestrator.executors.machine import Gpu, Machine
-from orchestrator.interpreter import Packages
-from orchestrator.plan import Action, Plan
+from orchestrator.planning import planfile, planner
+from orchestrator.planning.plan import Action, Plan
+from orchestrator.study import experiment
+from orchestrator.workspace import Workspace
 from workloads import registry
 from workloads.contract import State
 from workloads.provenance import code_digest
@@ -69,7 +71,7 @@ def _plan(
     folder: Path,
     text: str,
     *,
-    profile: cluster.ClusterProfile | None = None,
+    profile: profiles.ClusterProfile | None = None,
     machine: Machine | None = None,
     records: dict[str, RunRecord] | None = None,
     durations: list[Duration] | None = None,
@@ -110,11 +112,11 @@ def _record(plan: Plan, index: int, **changes: Any) -> dict[str, RunRecord]:
 
 
 @pytest.fixture
-def sol() -> cluster.ClusterProfile:
-    return cluster.load(ROOT / "cluster.example.toml")
+def sol() -> profiles.ClusterProfile:
+    return profiles.load(ROOT / "cluster.example.toml")
 
 
-def test_eighteen_cells_on_sol(tmp_path: Path, sol: cluster.ClusterProfile) -> None:
+def test_eighteen_cells_on_sol(tmp_path: Path, sol: profiles.ClusterProfile) -> None:
     """One-GPU ddp is valid; eager on pairs is excluded with its reason; three arrays, one for each shape."""
     plan = _plan(tmp_path, EIGHTEEN, profile=sol)
     assert len(plan.runs) == 12
@@ -129,7 +131,7 @@ def test_eighteen_cells_on_sol(tmp_path: Path, sol: cluster.ClusterProfile) -> N
     assert plan.gpu_hours.expected is None and "no measured history" in plan.gpu_hours.basis
 
 
-def test_the_json_holds_every_training_field_of_every_run(tmp_path: Path, sol: cluster.ClusterProfile) -> None:
+def test_the_json_holds_every_training_field_of_every_run(tmp_path: Path, sol: profiles.ClusterProfile) -> None:
     data = json.loads(json.dumps(_plan(tmp_path, EIGHTEEN, profile=sol).to_json()))
     run = data["runs"][0]
     assert {"run_id", "label", "state", "model", "lr", "epochs", "cpus", "seed", "precision", "loader"} <= set(run)
@@ -240,7 +242,7 @@ def test_a_data_set_that_no_run_has_read_yet_is_to_be_prepared_first(tmp_path: P
     ]
 
 
-def test_data_that_only_the_cluster_sees_is_not_judged_from_here(tmp_path: Path, sol: cluster.ClusterProfile) -> None:
+def test_data_that_only_the_cluster_sees_is_not_judged_from_here(tmp_path: Path, sol: profiles.ClusterProfile) -> None:
     text = EIGHTEEN.replace("synthetic", "mnist")
     plan = _plan(tmp_path, text, profile=sol, data_root=tmp_path / "elsewhere")
     assert not any(check.blocking for check in plan.checks)
@@ -249,7 +251,7 @@ def test_data_that_only_the_cluster_sees_is_not_judged_from_here(tmp_path: Path,
 
 def test_a_site_that_takes_no_job_without_an_account_blocks_until_there_is_one(tmp_path: Path) -> None:
     """Said before anything is sent, with what to do."""
-    profile = cluster.load("perlmutter")
+    profile = profiles.load("perlmutter")
     plan = _plan(tmp_path, EIGHTEEN, profile=profile)
     assert [(c.what, c.fix) for c in plan.checks if c.blocking] == [
         (
@@ -262,7 +264,7 @@ def test_a_site_that_takes_no_job_without_an_account_blocks_until_there_is_one(t
 
 
 def test_more_gpus_than_any_node_has_are_excluded_with_the_number_there_is(
-    tmp_path: Path, sol: cluster.ClusterProfile
+    tmp_path: Path, sol: profiles.ClusterProfile
 ) -> None:
     plan = _plan(tmp_path, EIGHTEEN.replace('"a30:2"', '"a30:8"'), profile=sol)
     reasons = {e.why for e in plan.excluded if e.fields["hardware"] == "a30:8" and e.rule == "hardware"}
@@ -277,7 +279,7 @@ def test_an_experiment_whose_cells_are_all_excluded_says_that_nothing_can_run(tm
     assert check.what == "every cell is excluded, nothing can run"
 
 
-def test_a_plan_survives_its_file(tmp_path: Path, sol: cluster.ClusterProfile) -> None:
+def test_a_plan_survives_its_file(tmp_path: Path, sol: profiles.ClusterProfile) -> None:
     """What ``submit`` reads is what ``plan`` made: same runs, specs, scripts and exclusions."""
     plan = _plan(tmp_path, EIGHTEEN, profile=sol)
     planfile.save(plan, tmp_path / "plan.json")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import cluster, lint, render
-from orchestrator.lint import Rendered
-from orchestrator.profile import ClusterProfile
+from orchestrator.cluster import lint, profiles, render, trials
+from orchestrator.cluster.profile import ClusterProfile
+from orchestrator.cluster.trials import Rendered
 
 RUNS = Path("/scratch/me/study/runs")
 PYTHON = "/scratch/me/env/bin/python"
-SHIPPED = sorted(cluster.shipped())
+SHIPPED = sorted(profiles.shipped())
 
 NO_PAIR = {
     ("lonestar6", "a100-small"): "2 GPUs on one node are asked for, and a100-small nodes of lonestar6 have 1 GPU",
@@ -32,7 +32,7 @@ NO_PAIR = {
 
 def profile(name: str) -> ClusterProfile:
     """With an account where the site wants one."""
-    loaded = cluster.load(name)
+    loaded = profiles.load(name)
     return loaded.model_copy(update={"account": "abc123"}) if loaded.needs_account else loaded
 
 
@@ -47,9 +47,9 @@ def options(script: str) -> dict[str, str]:
 def test_a_pair_of_each_type(name: str) -> None:
     """For an hour and for each queue's limit: one way to ask for GPUs, one or none for memory, nothing forbidden."""
     site = profile(name)
-    assert not lint.profile_faults(site)
+    assert not trials.profile_faults(site)
     by_kind: dict[str, list[Rendered]] = {}
-    for made in lint.pairs(site, runs=RUNS):
+    for made in trials.pairs(site, runs=RUNS):
         by_kind.setdefault(made.hardware, []).append(made)
     for kind, nodes in site.gpu.items():
         made = by_kind[f"{kind}:2"]
@@ -80,7 +80,7 @@ def test_every_device_without_a_pair_is_known() -> None:
     refused = {
         (name, made.hardware.removesuffix(":2"))
         for name in SHIPPED
-        for made in lint.pairs(profile(name))
+        for made in trials.pairs(profile(name))
         if made.refusal and made.time_limit_s <= 3600 and made.hardware.endswith(":2")
     }
     assert refused == set(NO_PAIR)
@@ -89,7 +89,7 @@ def test_every_device_without_a_pair_is_known() -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_profile_says_what_is_known_and_what_is_assumed(name: str) -> None:
     """In a comment at its top; it holds one table, of its own name."""
-    text = cluster.shipped()[name]
+    text = profiles.shipped()[name]
     top = text.split("\n[", 1)[0]
     assert "# Known" in top and "# Assumed: " in top and len(top) > 100
     assert list(tomllib.loads(text)["cluster"]) == [name]
@@ -116,10 +116,12 @@ HOSTS = {
 def test_a_host_belongs_to_one_profile_at_most(tmp_path: Path) -> None:
     """Patterns do not overlap, and a profile without one is never found by a host's name."""
     for name, host in {**HOSTS, "": "login.example.org"}.items():
-        matching = [other for other in SHIPPED if cluster.load(other).matches(host)]
+        matching = [other for other in SHIPPED if profiles.load(other).matches(host)]
         assert matching == ([name] if name else [])
         if name:
-            chosen = cluster.choose(local=False, named=None, cwd=tmp_path, hostname=host, which=lambda _: "/bin/sbatch")
+            chosen = profiles.choose(
+                local=False, named=None, cwd=tmp_path, hostname=host, which=lambda _: "/bin/sbatch"
+            )
             assert chosen is not None and chosen.name == name
 
 
@@ -130,7 +132,7 @@ def test_golden_scripts(name: str, hardware: str, golden: Callable[[str, str], N
     """The scripts of the sites that differ most from Sol, whose own are in test_render: no request at all and a whole
     node; a constraint without a partition; another vendor."""
     site = profile(name).model_copy(update={"python": PYTHON})
-    made = lint.request(site, hardware, 3600, runs=RUNS)
+    made = trials.request(site, hardware, 3600, runs=RUNS)
     golden(f"{name}-{hardware.replace(':', '-')}-probe.sh", made.text)
 
 
@@ -151,7 +153,7 @@ BROKEN = {
 def test_the_lint_finds_what_is_wrong(script: str) -> None:
     """One script for each rule, wrong in that alone."""
     site = profile("sol")
-    made = lint.request(site, "a100:2", 3600)
+    made = trials.request(site, "a100:2", 3600)
     assert made.shape is not None
     wanted = render.directives(made.shape, site, jobs="/runs/jobs")
     lines = "".join(f"{line}\n" for line in made.text.split("\n") if line.startswith("#SBATCH"))
@@ -165,14 +167,14 @@ def test_the_lint_holds_a_script_against_the_limits_of_its_queue(tmp_path: Path)
     template = tmp_path / "mine.sh.j2"
     template.write_text('{% extends "slurm.sh.j2" %}\n{% block directives %}{% endblock %}\n')
     site = profile("sol").model_copy(update={"template": str(template)})
-    (fault, *_) = lint.profile_faults(site)
+    (fault, *_) = trials.profile_faults(site)
     assert (fault.what, fault.hint) == ("a100:2: --nodes is missing", "write {{ super() }} in the block directives")
 
 
 def test_a_profile_that_can_run_nothing() -> None:
     """One sentence with the reasons."""
     text = '[cluster.x]\nlauncher = "none"\n[cluster.x.gpu.a30]\nnode_gpus = 2\ncpus_per_gpu = 1\n'
-    (fault,) = lint.profile_faults(cluster.parse_file(text, "cluster.toml")["x"])
+    (fault,) = trials.profile_faults(profiles.parse_file(text, "cluster.toml")["x"])
     assert (
         fault.what
         == "no run is possible here: launcher none starts one process; several ranks need launcher srun or torchrun"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from db.engine import open_store
-from orchestrator import experiment
 from orchestrator.cli import run
 from orchestrator.errors import ExperimentError
+from orchestrator.study import experiment
 
 STUDY = """
 name = "study"

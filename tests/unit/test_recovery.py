@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.profile import WHOLE_NODE, Recovery
+from orchestrator.cluster.fields import WHOLE_NODE
+from orchestrator.cluster.profile import Recovery
 from orchestrator.quantities import LONGEST_S, MOST_MEMORY_BYTES
-from orchestrator.recovery import NEVER_SENT, Action, Decision, FailureClass, Limits, Past, decide, failure_of
+from orchestrator.tracking.recovery import NEVER_SENT, Action, Decision, FailureClass, Limits, Past, decide, failure_of
 from workloads.contract import State
 
 POLICY = Recovery()

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import cluster, render, resources
+from orchestrator.cluster import profiles, render, resources
+from orchestrator.cluster.profile import ClusterProfile
+from orchestrator.cluster.resources import ResourceShape
 from orchestrator.errors import ClusterError, InputError
-from orchestrator.profile import ClusterProfile
-from orchestrator.resources import ResourceShape
 from workloads import registry
 from workloads.contract import Execution, Hardware, TrainConfig
 
@@ -40,7 +40,7 @@ def text(profile: ClusterProfile, hardware: str, strategy: str = "ddp", runs: Pa
 @pytest.mark.parametrize(("hardware", "strategy"), [("a100:2", "ddp"), ("a30:2", "ddp"), ("a100:1", "eager")])
 def test_golden_scripts_of_sol(hardware: str, strategy: str, golden: Callable[[str, str], None]) -> None:
     """The whole script, byte for byte; a change is seen in review."""
-    golden(f"sol-{hardware.replace(':', '-')}-{strategy}.sh", text(cluster.load("sol"), hardware, strategy))
+    golden(f"sol-{hardware.replace(':', '-')}-{strategy}.sh", text(profiles.load("sol"), hardware, strategy))
 
 
 COMMON = {"output", "open-mode", "signal"}
@@ -278,7 +278,7 @@ SITES: dict[str, tuple[str, str, dict[str, str | bool]]] = {
 
 
 def site(name: str) -> ClusterProfile:
-    return cluster.parse_file(f"[cluster.x]\n{SITES[name][0]}", name)["x"]
+    return profiles.parse_file(f"[cluster.x]\n{SITES[name][0]}", name)["x"]
 
 
 @pytest.mark.parametrize("name", SITES)
@@ -316,7 +316,7 @@ def test_slurm_would_read_every_directive(name: str) -> None:
 
 def test_a_forbidden_option_that_a_job_can_do_without_is_left_out() -> None:
     """open-mode and signal are ours, not the profile's."""
-    profile = cluster.parse_file(
+    profile = profiles.parse_file(
         '[cluster.x]\nforbid = ["open-mode", "signal", "no-requeue"]\n[cluster.x.cpu]\n', "cluster.toml"
     )["x"]
     got = render.directives(placed(profile, "cpu:2"), profile, jobs="/runs/jobs")
@@ -327,7 +327,7 @@ def test_a_forbidden_option_that_a_job_can_do_without_is_left_out() -> None:
 @pytest.mark.parametrize(("minutes", "lead"), [(1, 6), (10, 60), (15, 90), (600, 90)])
 def test_the_time_limit_is_announced_within_the_job(minutes: int, lead: int) -> None:
     """A lead of 90 s would end a job of one minute at its start."""
-    profile = cluster.load("sol")
+    profile = profiles.load("sol")
     shape = placed(profile, "a100:1", "eager")
     train = Execution(time_limit_s=minutes * 60)
     short = resources.shape(
@@ -353,7 +353,7 @@ cpus_per_gpu = 1
 
 
 def lab(top: str = "", gpu: str = "") -> ClusterProfile:
-    return cluster.parse_file(LAB.format(top=top, gpu=gpu), "cluster.toml")["lab"]
+    return profiles.parse_file(LAB.format(top=top, gpu=gpu), "cluster.toml")["lab"]
 
 
 def test_launchers_start_one_process_each_rank_and_never_twice() -> None:
@@ -556,10 +556,10 @@ def test_the_exit_code_of_a_launch_of_ones_own_is_the_jobs(
 def test_a_runs_folder_that_slurm_cannot_name(name: str) -> None:
     """Refused before anything is written, with the character."""
     with pytest.raises(InputError) as caught:
-        text(cluster.load("sol"), "a100:1", "eager", runs=Path("/x") / name)
+        text(profiles.load("sol"), "a100:1", "eager", runs=Path("/x") / name)
     assert "the path of the runs folder holds" in str(caught.value)
     with pytest.raises(InputError, match="not absolute"):
-        text(cluster.load("sol"), "a100:1", "eager", runs=Path("runs"))
+        text(profiles.load("sol"), "a100:1", "eager", runs=Path("runs"))
 
 
 def with_template(folder: Path, content: str, newline: str = "\n") -> str:
@@ -667,7 +667,7 @@ def test_a_misspelt_name_in_a_template(tmp_path: Path, written: str, what: str, 
 
 def test_rendering_needs_no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are made where there is no srun, and say the same as on the login node."""
-    with_slurm = text(cluster.load("sol"), "a30:2")
+    with_slurm = text(profiles.load("sol"), "a30:2")
     monkeypatch.setenv("PATH", "/nowhere")
     assert os.environ["PATH"] == "/nowhere"
-    assert text(cluster.load("sol"), "a30:2") == with_slurm
+    assert text(profiles.load("sol"), "a30:2") == with_slurm

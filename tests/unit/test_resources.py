@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from orchestrator import cluster, resources
-from orchestrator.profile import WHOLE_NODE, ClusterProfile
-from orchestrator.resources import ResourceShape
+from orchestrator.cluster import profiles, resources
+from orchestrator.cluster.fields import WHOLE_NODE
+from orchestrator.cluster.profile import ClusterProfile
+from orchestrator.cluster.resources import ResourceShape
 from workloads import registry
 from workloads.contract import Execution, Expectation, Hardware, TrainConfig
 
@@ -32,7 +33,7 @@ expect_mem_gb = 24
 
 
 def site(top: str = "", gpu: str = "", *, mem: str = "48G") -> ClusterProfile:
-    return cluster.parse_file(SITE.format(top=top, gpu=gpu, mem=mem), "cluster.toml")["lab"]
+    return profiles.parse_file(SITE.format(top=top, gpu=gpu, mem=mem), "cluster.toml")["lab"]
 
 
 @dataclass(frozen=True)

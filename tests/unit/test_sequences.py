@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import experiment, matrix
+from orchestrator.study import experiment, matrix
 from workloads import registry
 from workloads.contract import TrainConfig
 from workloads.datasets import characters
@@ -75,21 +75,22 @@ def test_every_sequence_comes_once_at_any_world_size(world: int) -> None:
     np = pytest.importorskip("numpy")
     from workloads import loaders
     from workloads.datasets.sequences import SequenceData
+    from workloads.loaders.protocol import Batch, Loader, Shard
 
     symbols = np.arange(21, dtype=np.uint8)[:, None] + np.arange(5, dtype=np.uint8)
     data = SequenceData(symbols, symbols, ("a",), digest="of a test")
 
-    def make(rank: int, ranks: int) -> loaders.Loader:
+    def make(rank: int, ranks: int) -> Loader:
         return loaders.make(
             data,
             CONFIG,
             image_size=data.size,
             device=torch.device("cpu"),
             dtype=torch.float64,
-            shard=loaders.Shard(rank, ranks),
+            shard=Shard(rank, ranks),
         )
 
-    def counted(batch: loaders.Batch) -> list[int]:
+    def counted(batch: Batch) -> list[int]:
         assert batch.x.dtype == batch.y.dtype == torch.int64
         assert batch.x.shape == (max(1, batch.num_local), data.size)
         assert torch.equal(batch.y, batch.x + 1)
@@ -110,7 +111,7 @@ def test_every_sequence_comes_once_at_any_world_size(world: int) -> None:
             image_size=data.size,
             device=torch.device("cpu"),
             dtype=torch.float64,
-            shard=loaders.Shard(0, 1),
+            shard=Shard(0, 1),
         )
 
 

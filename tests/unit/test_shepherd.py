@@ -11,15 +11,17 @@ import pytest
 
 from db.engine import Store, open_store
 from db.submissions import Mark, histories, mark_all, record_intents
-from orchestrator import cli, shepherd, submitter, tracker
-from orchestrator.cli.workspace import Workspace
+from orchestrator import cli
 from orchestrator.executors import leases
 from orchestrator.executors.endings import Exit
 from orchestrator.executors.protocol import Delivery, Receipt, Verdict
 from orchestrator.executors.slurm_queues import Estimate
 from orchestrator.executors.slurm_records import Site, SiteFolder, shape_key
-from orchestrator.outlook import Outlook, limits, outlooks
-from orchestrator.recovery import Action, Decision, FailureClass
+from orchestrator.sending import shepherd, submitter
+from orchestrator.tracking import tracker
+from orchestrator.tracking.outlook import Outlook, limits, outlooks
+from orchestrator.tracking.recovery import Action, Decision, FailureClass
+from orchestrator.workspace import Workspace
 from workloads.contract import Execution, Expectation, RunSpec, State, TrainConfig
 from workloads.rundir import AttemptDir, EventLog, RunDir, read_json
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import cluster, doctor, probing, site_doctor
 from orchestrator.cli.wheels import Package
-from orchestrator.cli.workspace import Workspace
+from orchestrator.cluster import profiles
+from orchestrator.doctor import machine, probing, site
+from orchestrator.doctor.findings import Finding, Verdict
+from orchestrator.environment.interpreter import BUILT_HERE, Packages
 from orchestrator.executors import slurm_queues
 from orchestrator.executors.slurm_queues import Estimate
-from orchestrator.findings import Finding, Verdict
-from orchestrator.interpreter import BUILT_HERE, Packages
+from orchestrator.workspace import Workspace
 from tests.unit.test_sites import BIG, HOSTS, Slurm
 
 FILE = """
@@ -53,7 +54,7 @@ def findings(
 ) -> dict[str, list[tuple[str, str, str]]]:
     """By subject: (verdict, what, fix)."""
     text = FILE.format(top=top, queue=queue).replace(without, "")
-    profile = cluster.parse_file(text, "cluster.toml")["big"]
+    profile = profiles.parse_file(text, "cluster.toml")["big"]
     slurm = Slurm(dict(answers))
 
     def run(*argv: str) -> tuple[bool, str]:
@@ -63,8 +64,8 @@ def findings(
 
     found: dict[str, list[tuple[str, str, str]]] = {}
     every = [
-        *site_doctor.profile_findings(profile),
-        *site_doctor.examine(profile, None, run, user="me", hosts=hosts),
+        *site.profile_findings(profile),
+        *site.examine(profile, None, run, user="me", hosts=hosts),
     ]
     for finding in every:
         found.setdefault(finding.subject, []).append((finding.verdict.value, finding.what, finding.fix))
@@ -180,31 +181,31 @@ def test_a_queue_limit_that_the_file_does_not_know() -> None:
 
 def test_packages_that_are_missing_come_with_the_command_that_gets_them() -> None:
     """pip for what an index has, our own build for Horovod, which pip cannot install; in this order."""
-    found = {f.what.partition(":")[0]: f.fix for f in doctor._strategies(Packages("/e/python", {"torch": "2"}))}
+    found = {f.what.partition(":")[0]: f.fix for f in machine._strategies(Packages("/e/python", {"torch": "2"}))}
     assert found["eager"] == ""
     assert found["gpipe"] == "/e/python -m pip install torchgpipe"
     assert found["horovod"] == "orchestrate wheel horovod --python /e/python --install"
-    bare = {f.what.partition(":")[0]: f.fix for f in doctor._strategies(Packages("/e/python", {}))}
+    bare = {f.what.partition(":")[0]: f.fix for f in machine._strategies(Packages("/e/python", {}))}
     assert bare["horovod"] == "/e/python -m pip install torch && " + found["horovod"]
     assert {package.value for package in Package} == BUILT_HERE
 
 
 def test_a_runs_folder_on_a_disk_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a cluster only: jobs may not see it."""
-    found = list(doctor._runs_folder(tmp_path / "runs", shared=True))
+    found = list(machine._runs_folder(tmp_path / "runs", shared=True))
     assert [f.verdict for f in found] == [Verdict.OK, Verdict.NOTE] and "may not see" in found[1].what
-    assert [f.verdict for f in doctor._runs_folder(tmp_path / "runs", shared=False)] == [Verdict.OK]
-    monkeypatch.setattr(doctor, "is_local", lambda folder: False)
-    assert [f.verdict for f in doctor._runs_folder(tmp_path / "runs", shared=True)] == [Verdict.OK]
+    assert [f.verdict for f in machine._runs_folder(tmp_path / "runs", shared=False)] == [Verdict.OK]
+    monkeypatch.setattr(machine, "is_local", lambda folder: False)
+    assert [f.verdict for f in machine._runs_folder(tmp_path / "runs", shared=True)] == [Verdict.OK]
 
 
 def test_a_database_on_a_network_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Usable with locks, not without them."""
-    monkeypatch.setattr(doctor, "is_local", lambda folder: False)
-    found = doctor._database(str(tmp_path / "results.db"))
+    monkeypatch.setattr(machine, "is_local", lambda folder: False)
+    found = machine._database(str(tmp_path / "results.db"))
     assert found.verdict is Verdict.OK and "network disk" in found.what
-    monkeypatch.setattr(doctor, "lock_problem", lambda folder: "ENOLCK No locks available")
-    found = doctor._database(str(tmp_path / "results.db"))
+    monkeypatch.setattr(machine, "lock_problem", lambda folder: "ENOLCK No locks available")
+    found = machine._database(str(tmp_path / "results.db"))
     assert found.verdict is Verdict.FAIL and "ENOLCK" in found.what and "local disk" in found.fix
 
 
@@ -241,15 +242,15 @@ def test_a_data_set_that_nodes_do_not_see() -> None:
 
 def test_each_hardware_and_each_data_set_gets_a_probe(tmp_path: Path) -> None:
     """Without a plan, a pair of each type that has one."""
-    assert [w.hardware for w in probing.wishes(None, cluster.load("sol"))] == ["a100:2", "a30:2", "a100.20gb:1"]
+    assert [w.hardware for w in probing.wishes(None, profiles.load("sol"))] == ["a100:2", "a30:2", "a100.20gb:1"]
 
 
 def test_the_data_folder_of_the_cluster_file_counts(tmp_path: Path) -> None:
     """Unless an option or the environment names another."""
-    profile = cluster.load("sol")
-    assert Workspace.at().at_site(profile).data_root == Path(profile.data) != Path()
-    assert Workspace.at(data_root=tmp_path).at_site(profile).data_root == tmp_path
-    assert Workspace.at().at_site(None).data_root is None
+    profile = profiles.load("sol")
+    assert Workspace.at().with_data(profile.data).data_root == Path(profile.data) != Path()
+    assert Workspace.at(data_root=tmp_path).with_data(profile.data).data_root == tmp_path
+    assert Workspace.at().with_data("").data_root is None
 
 
 def test_data_that_only_nodes_see_are_no_fault(

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import cluster, clusterfile, discovery, lint, sites
+from orchestrator.cluster import clusterfile, discovery, profiles, sites, trials
+from orchestrator.cluster.profile import ClusterProfile
+from orchestrator.cluster.sites import Site
 from orchestrator.errors import InputError, OperationError
-from orchestrator.profile import ClusterProfile
-from orchestrator.sites import Site
 
 HOSTS = ("login2", "login2.big.example.edu")
 
@@ -79,7 +79,7 @@ def made(site: Site, **place: str) -> tuple[str, ClusterProfile]:
     text = clusterfile.text(
         site, clusterfile.Place(**{"user": "me", "host": HOSTS[-1], "date": "2026-11-28", "scratch": ""} | place)
     )
-    return text, cluster.parse_file(text, "cluster.toml")[clusterfile.target(site)]
+    return text, profiles.parse_file(text, "cluster.toml")[clusterfile.target(site)]
 
 
 def test_a_large_site(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_large_site(tmp_path: Path) -> None:
     ]
     assert profile.cpu is not None and [str(q) for q in profile.cpu.queue] == ["public/public"]
     assert profile.cpu.node_cores == 128
-    assert not lint.profile_faults(profile, runs=tmp_path)
+    assert not trials.profile_faults(profile, runs=tmp_path)
 
 
 @pytest.mark.parametrize("missing", ["partitions", "nodes", "config", "user", "associations", "qos"])
@@ -117,7 +117,7 @@ def test_any_answer_but_the_first_may_be_missing(missing: str) -> None:
     text, profile = made(site)
     # Without its settings nobody knows whether a site has accounts, so nobody misses them.
     assert f"# Not answered here: {missing} (Access denied)" in text
-    assert "a100" in profile.gpu and not lint.profile_faults(profile)
+    assert "a100" in profile.gpu and not trials.profile_faults(profile)
 
 
 def test_a_site_without_accounting() -> None:
@@ -238,7 +238,7 @@ def test_a_shipped_profile_is_taken_where_its_hosts_match() -> None:
     """The text is that of the profile; whoever has several accounts there gets the usual one, and reads the others."""
     hosts = ("sol-login01", "sol-login01.sol.rc.asu.edu")
     found = discovery.compose(None, Slurm({}), hosts=hosts)
-    assert found.text == cluster.shipped()["sol"]
+    assert found.text == profiles.shipped()["sol"]
     several = discovery.compose(None, Slurm(BIG), hosts=hosts)
     said = '# Your accounts: grp_lab, class_ml.\naccount = "grp_lab"\n'
     assert several.text == found.text.replace("[cluster.sol]\n", f"[cluster.sol]\n{said}")
@@ -266,7 +266,7 @@ def test_a_shipped_profile_gets_the_users_account(answers: dict[str, str], line:
     """Without the ending that the profile adds by itself."""
     found = discovery.compose("delta", Slurm(answers), hosts=HOSTS)
     assert f"[cluster.delta]\n{line}" in found.text and found.notes == notes
-    assert cluster.parse_file(found.text, "cluster.toml")["delta"].gpu.keys() >= {"a100", "a40"}
+    assert profiles.parse_file(found.text, "cluster.toml")["delta"].gpu.keys() >= {"a100", "a40"}
 
 
 def test_where_nothing_can_be_asked() -> None:
@@ -319,8 +319,8 @@ def test_the_verb_writes_and_never_overwrites_unasked(tmp_path: Path) -> None:
     assert again.returncode == 2 and "a cluster file is already here, and it was not touched" in again.stderr
     assert (tmp_path / "cluster.toml").read_text() == f"{written}# mine\n"
     assert orchestrate(tmp_path, "init", "--cluster", "--profile", "sol", "--force").returncode == 0
-    assert (tmp_path / "cluster.toml").read_text() == cluster.shipped()["sol"]
+    assert (tmp_path / "cluster.toml").read_text() == profiles.shipped()["sol"]
     listed = orchestrate(tmp_path, "init", "--cluster", "--list")
-    assert [line.partition(":")[0] for line in listed.stdout.splitlines()] == list(cluster.shipped())
+    assert [line.partition(":")[0] for line in listed.stdout.splitlines()] == list(profiles.shipped())
     alone = orchestrate(tmp_path, "init", "--profile", "sol")
     assert alone.returncode == 2 and "add --cluster" in alone.stderr

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import submitting
-from orchestrator.cli.workspace import Workspace
 from orchestrator.errors import OperationError
 from orchestrator.executors import slurm_commands, slurm_queries
 from orchestrator.executors.protocol import UNREACHABLE, Delivery, Verdict
@@ -19,7 +18,8 @@ from orchestrator.executors.slurm import SlurmCluster
 from orchestrator.executors.slurm_commands import Answer
 from orchestrator.executors.slurm_records import shape_key
 from orchestrator.executors.slurm_states import ABSENCE_GRACE_S, FINISH_GRACE_S
-from orchestrator.submitter import Submitted
+from orchestrator.sending.submitter import Submitted
+from orchestrator.workspace import Workspace
 from tests.unit.slurm_fakes import Fakes
 from workloads.contract import Execution, Expectation, RunSpec, State, TrainConfig
 from workloads.rundir import AttemptDir, jobs_folder, write_json

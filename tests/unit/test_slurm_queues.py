@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import cli, cluster, lint, resources
+from orchestrator import cli
+from orchestrator.cluster import profiles, resources, trials
 from orchestrator.executors import slurm_commands, slurm_queues
 from orchestrator.executors.slurm_commands import Answer
 from orchestrator.executors.slurm_records import Pair
@@ -92,9 +93,9 @@ def test_the_earliest_start_wins_and_ties_keep_the_order(monkeypatch: pytest.Mon
 
 def test_every_queue_that_takes_a_shape_is_offered() -> None:
     """In the order of the cluster file, without those whose limits it passes."""
-    sol = cluster.load("sol")
+    sol = profiles.load("sol")
     for limit_s, names in ((3600, ["htc/public", "public/public"]), (5 * 3600, ["public/public"])):
-        shape = lint.request(sol, "a100:2", limit_s).shape
+        shape = trials.request(sol, "a100:2", limit_s).shape
         assert shape is not None and [str(queue) for queue in resources.queues(sol, shape)] == names
 
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator import snapshot, submitter
+from orchestrator.environment import snapshot
+from orchestrator.environment.snapshot import Experiment
 from orchestrator.errors import InputError, OperationError
-from orchestrator.snapshot import Experiment
+from orchestrator.sending import submitter
 from workloads import frozen, provenance, registry
 from workloads.contract import TrainConfig
 from workloads.errors import CodeChangedError

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from orchestrator import cluster, experiment, matrix, resources, studies
-from orchestrator.interpreter import Packages
-from orchestrator.matrix import Cell, Matrix
-from orchestrator.profile import ClusterProfile
+from orchestrator.cluster import profiles, resources
+from orchestrator.cluster.profile import ClusterProfile
+from orchestrator.environment.interpreter import Packages
+from orchestrator.study import experiment, matrix, studies
+from orchestrator.study.matrix import Cell, Matrix
 from workloads import registry
 
 WISHES = "# What its authors wished for"
@@ -71,7 +72,7 @@ def test_the_four_studies_are_shipped() -> None:
 @pytest.mark.parametrize("name", STUDIES)
 def test_golden_cells(name: str, golden: Callable[[str, str], None]) -> None:
     """Each published row once, with its figures, and the fair variants."""
-    golden(f"studies/{name}.txt", listed(expand(studies.read(name), profile=cluster.load("sol"))))
+    golden(f"studies/{name}.txt", listed(expand(studies.read(name), profile=profiles.load("sol"))))
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -85,7 +86,7 @@ def test_each_published_row_is_one_cell(name: str) -> None:
 @pytest.mark.parametrize("name", STUDIES)
 def test_sol_has_a_place_for_every_cell_and_every_wish(name: str) -> None:
     """Nothing is excluded, by a rule or for want of hardware; no wish repeats a cell or means nothing."""
-    sol = cluster.load("sol")
+    sol = profiles.load("sol")
     found = expand(with_wishes(name), profile=sol)
     assert len(found.cells) > len(expand(studies.read(name), profile=sol).cells)
     assert (found.excluded, found.merged, found.notes) == ([], 0, [])

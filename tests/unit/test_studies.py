@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from orchestrator import experiment, matrix, studies
 from orchestrator.errors import InputError
-from orchestrator.matrix import Matrix
+from orchestrator.study import experiment, matrix, studies
+from orchestrator.study.matrix import Matrix
 from workloads.contract import Hardware
 
 

@@ -11,13 +11,14 @@ import pytest
 
 from db.engine import Store, open_store
 from db.submissions import Intent, Mark, mark_all, record_intents
-from orchestrator import submitter, tracker
 from orchestrator.executors import at_work, leases
 from orchestrator.executors.endings import Exit
 from orchestrator.executors.entries import QueueFolder, claim_start, supervisor_name
 from orchestrator.executors.local import LocalExecutor
 from orchestrator.executors.processes import Host
 from orchestrator.executors.slurm_records import Site, SiteFolder
+from orchestrator.sending import submitter
+from orchestrator.tracking import tracker
 from workloads.contract import Execution, Expectation, RunSpec, State, TrainConfig
 from workloads.rundir import AttemptDir, RunDir, write_json
 

@@ -23,15 +23,15 @@ import pytest
 
 from db.engine import open_store
 from db.submissions import mark, record_intents
-from orchestrator import submitter
 from orchestrator.cli import following, screen, waiting
 from orchestrator.cli.screen import Looks, Only
 from orchestrator.cli.waiting import Lines, Looker, Shepherd, attend
-from orchestrator.cli.workspace import Workspace
 from orchestrator.errors import CommandError, InputError
-from orchestrator.overview import Overview
-from orchestrator.submitter import Submitted
-from orchestrator.tracker import Progress, RunStatus
+from orchestrator.sending import submitter
+from orchestrator.sending.submitter import Submitted
+from orchestrator.tracking.overview import Overview
+from orchestrator.tracking.tracker import Progress, RunStatus
+from orchestrator.workspace import Workspace
 from workloads.contract import State
 from workloads.rundir import RunDir, write_json
 
@@ -399,14 +399,14 @@ def test_watch_in_a_terminal(workspace: Path) -> None:
 
 SLOW = """
 import time
-from orchestrator import tracker
+from orchestrator.tracking import tracker
 tracker.refresh = lambda *a, **k: time.sleep(120)
 """
 
 
 DEAF = """
 import time
-from orchestrator import tracker
+from orchestrator.tracking import tracker
 def refresh(*a, **k):
     try:
         time.sleep(120)

@@ -22,11 +22,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator import horovod_recipe, wheel_build, wheel_cache
 from orchestrator.cli import wheels as verb
+from orchestrator.environment import horovod_recipe, wheel_build, wheel_cache
+from orchestrator.environment.horovod_recipe import HOROVOD
+from orchestrator.environment.wheels import Edit, Flavour, Needs, Order, Recipe, Target
 from orchestrator.errors import CommandError, InputError, OperationError
-from orchestrator.horovod_recipe import HOROVOD
-from orchestrator.wheels import Edit, Flavour, Needs, Order, Recipe, Target
 
 SETUP = """
 import os, setuptools, sys, time

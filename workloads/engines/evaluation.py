@@ -14,7 +14,7 @@ from torch.nn import functional
 from workloads.engines import figures
 from workloads.engines.communication import Communication
 from workloads.engines.figures import Evaluation
-from workloads.loaders import Loader
+from workloads.loaders.protocol import Loader
 from workloads.strategies.protocol import Strategy
 
 

@@ -14,7 +14,7 @@ from workloads.datasets.images import ImageData
 from workloads.datasets.sequences import SequenceData
 from workloads.engines import settings
 from workloads.errors import InputError
-from workloads.loaders import Loader
+from workloads.loaders.protocol import Loader
 
 
 def dtype_of(config: TrainConfig) -> torch.dtype:

@@ -16,8 +16,8 @@ import tensorflow as tf
 from workloads.augment import Augmentation
 from workloads.contract import TrainConfig
 from workloads.datasets.images import ImageData
-from workloads.loaders import Shard
 from workloads.loaders.order import epoch_order, subset, training_parts
+from workloads.loaders.protocol import Shard
 
 AHEAD = 2
 """Batches that are gathered before they are wanted."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from workloads.contract import TrainConfig
 from workloads.engines.tf_input import Preparation, TfBatch
-from workloads.loaders import Shard
+from workloads.loaders.protocol import Shard
 from workloads.models.keras_forms.layers import Entry, Maker
 from workloads.strategies.keras_protocol import KerasStrategy
 

@@ -17,7 +17,7 @@ from workloads.engines.evaluation import evaluate
 from workloads.engines.figures import Evaluation
 from workloads.engines.training import Training
 from workloads.job import Job
-from workloads.loaders import Batch, Loader, Shard
+from workloads.loaders.protocol import Batch, Loader, Shard
 from workloads.strategies.protocol import Prepares, Strategy, Task
 from workloads.world import World
 

@@ -19,8 +19,8 @@ from workloads.augment import Augmentation, Normaliser
 from workloads.contract import TrainConfig
 from workloads.datasets.images import ImageData, Split
 from workloads.errors import DatasetError
-from workloads.loaders import Batch, Shard, worker_error
 from workloads.loaders.order import Part, epoch_order, evaluation_parts, subset, training_parts
+from workloads.loaders.protocol import Batch, Shard, worker_error
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -93,7 +93,7 @@ def _as_is(answer: Any) -> Any:
 
 
 class PillowLoader:
-    """See :class:`workloads.loaders.Loader`."""
+    """See :class:`workloads.loaders.protocol.Loader`."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, TypeVar
 
 from workloads.errors import DatasetError
-from workloads.loaders import Shard
+from workloads.loaders.protocol import Shard
 
 if TYPE_CHECKING:
     import numpy as np

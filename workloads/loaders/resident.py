@@ -14,13 +14,13 @@ from workloads.augment import Augmentation, Normaliser
 from workloads.contract import TrainConfig
 from workloads.datasets.images import ImageData
 from workloads.errors import DatasetError
-from workloads.loaders import Batch, Shard
 from workloads.loaders.gather import Gatherer, gatherer, placed
 from workloads.loaders.order import epoch_order, evaluation_parts, subset, training_parts
+from workloads.loaders.protocol import Batch, Shard
 
 
 class ResidentLoader:
-    """See :class:`workloads.loaders.Loader`."""
+    """See :class:`workloads.loaders.protocol.Loader`."""
 
     def __init__(
         self,

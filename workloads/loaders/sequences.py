@@ -8,12 +8,12 @@ import torch
 
 from workloads.contract import TrainConfig
 from workloads.datasets.sequences import SequenceData
-from workloads.loaders import Batch, Shard
 from workloads.loaders.order import epoch_order, evaluation_parts, subset, training_parts
+from workloads.loaders.protocol import Batch, Shard
 
 
 class SequenceLoader:
-    """See :class:`workloads.loaders.Loader`. ``Batch.x`` and ``Batch.y`` are (sequences, positions), both int64."""
+    """See :class:`workloads.loaders.protocol.Loader`. ``Batch.x`` and ``Batch.y`` are (sequences, positions), int64."""
 
     def __init__(self, data: SequenceData, config: TrainConfig, *, device: torch.device, shard: Shard) -> None:
         import numpy as np

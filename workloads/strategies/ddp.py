@@ -21,7 +21,7 @@ from workloads.strategies.running_statistics import RunningStatistics
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from workloads.loaders import Batch
+    from workloads.loaders.protocol import Batch
     from workloads.strategies.compiled import Model
     from workloads.strategies.protocol import Task
 

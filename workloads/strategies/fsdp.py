@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from workloads.loaders import Batch
+    from workloads.loaders.protocol import Batch
     from workloads.strategies.compiled import Model
     from workloads.strategies.protocol import Task
 

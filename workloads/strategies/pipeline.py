@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from workloads.engines.stages import Stage
-    from workloads.loaders import Batch
+    from workloads.loaders.protocol import Batch
     from workloads.strategies.protocol import Task
 
 NOT_COUNTED = -100

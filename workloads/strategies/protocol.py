@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from workloads.loaders import Batch
+    from workloads.loaders.protocol import Batch
     from workloads.world import World
 
 

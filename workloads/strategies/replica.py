@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from workloads.loaders import Batch
+    from workloads.loaders.protocol import Batch
     from workloads.strategies.compiled import Steps
     from workloads.strategies.protocol import Task
     from workloads.strategies.running_statistics import RunningStatistics

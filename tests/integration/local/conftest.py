@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator import submitter
-from orchestrator.cli.workspace import Workspace
 from orchestrator.executors.endings import Exit
 from orchestrator.executors.leases import DOMAIN_VARIABLE
 from orchestrator.executors.local import LocalExecutor
 from orchestrator.executors.protocol import Delivery
+from orchestrator.sending import submitter
+from orchestrator.workspace import Workspace
 from workloads.contract import Execution, Expectation, RunSpec, TrainConfig
 from workloads.rundir import RunDir, write_json
 

@@ -15,10 +15,11 @@ import pytest
 
 from db.engine import open_store
 from db.queries import run_states
-from orchestrator import submitter, tracker
 from orchestrator.errors import InputError, OperationError
 from orchestrator.executors.endings import Exit
 from orchestrator.executors.entries import QueueFolder
+from orchestrator.sending import submitter
+from orchestrator.tracking import tracker
 from workloads.contract import RunSpec, State
 from workloads.rundir import RunDir
 
@@ -30,8 +31,8 @@ from pathlib import Path
 from orchestrator.executors.local import LocalExecutor
 LocalExecutor.__init__.__kwdefaults__["job"] = "lab_jobs:job"
 import db.submissions
-from orchestrator import submitter
-from orchestrator.cli.workspace import Workspace
+from orchestrator.sending import submitter
+from orchestrator.workspace import Workspace
 from orchestrator.executors import entries
 from workloads import rundir
 from workloads.contract import RunSpec

@@ -1,0 +1,148 @@
+"""``init --cluster``: the cluster file for this login node, shipped where we know the site, else asked of Slurm."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import shutil
+import socket
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from orchestrator.cluster import clusterfile, profiles, sites, trials
+from orchestrator.cluster.render import DEFAULT_PATH
+from orchestrator.errors import InputError, OperationError
+from orchestrator.plugins import nearest
+
+Run = Callable[..., tuple[bool, str]]
+"""Runs a command; whether it succeeded, and what it printed."""
+
+_SCRATCH_VARIABLES = ("SCRATCH", "SCRATCHDIR", "WORK")
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A cluster file that is not written yet."""
+
+    text: str
+    name: str
+    """Of the cluster."""
+    origin: str
+    """Where its facts come from, for people."""
+    notes: tuple[str, ...] = ()
+    """What is left to do in it."""
+
+
+def compose(profile: str | None, run: Run, *, hosts: tuple[str, ...] | None = None) -> Composed:
+    """The cluster file for here.
+
+    Args:
+        profile: a shipped profile; None takes the one whose host pattern matches, else asks Slurm.
+        run: runs a client command.
+        hosts: names of this machine, the full one last; None looks.
+
+    Raises:
+        InputError: no such profile, or no Slurm here.
+        OperationError: Slurm does not answer, or shows no nodes.
+    """
+    hosts = hosts or (socket.gethostname(), socket.getfqdn())
+    user = _user()
+    shipped = profiles.shipped()
+    if profile is not None:
+        if profile not in shipped:
+            hint = nearest(profile, shipped) or f"there are: {', '.join(shipped)}"
+            raise InputError(f"there is no shipped profile {json.dumps(profile)}", hint=hint)
+        return _from_shipped(profile, shipped[profile], run, user, f"the shipped profile {profile}")
+    for name, content in shipped.items():
+        pattern = tomllib.loads(content)["cluster"][name].get("hostname_pattern", "")
+        if pattern and any(re.search(pattern, host) for host in hosts):
+            return _from_shipped(name, content, run, user, f"the shipped profile {name}, whose hosts match {hosts[-1]}")
+    return _from_slurm(run, user, hosts[-1])
+
+
+def _from_slurm(run: Run, user: str, host: str) -> Composed:
+    answers, unanswered = sites.ask(run, user)
+    if "sinfo" not in answers:
+        why = unanswered["sinfo"]
+        if "no sinfo on PATH" in why:
+            known = ", ".join(profiles.shipped())
+            raise InputError(
+                "there is no Slurm here to ask",
+                where=host,
+                why=why,
+                hint=f"run this on a login node, or take a shipped profile with --profile: {known}",
+            )
+        raise OperationError("Slurm does not say what the cluster has", where=host, why=why)
+    site = sites.read(answers, unanswered)
+    place = clusterfile.Place(
+        user=user,
+        host=host,
+        date=datetime.now(UTC).date().isoformat(),
+        slurm_bin=slurm_bin(shutil.which("srun")),
+        scratch=scratch(user, os.environ),
+    )
+    if not clusterfile.tables(site):
+        raise OperationError(
+            "Slurm shows no nodes that this user could ask for",
+            where=host,
+            why=f"{len(site.groups)} groups of nodes, none in a partition that is up and open to {user}",
+            hint="ask your site for an account, or take a shipped profile with --profile",
+        )
+    text = clusterfile.text(site, place)
+    name = clusterfile.target(site)
+    made = profiles.parse_file(text, "the file that was made from Slurm's answers")[name]
+    notes = [f"{fault.what}{f' ({fault.hint})' if fault.hint else ''}" for fault in trials.profile_faults(made)]
+    if not place.scratch:
+        notes.append("scratch: no folder was found that is surely shared; name yours")
+    if site.accounting and not site.accounts:
+        notes.append("account: Slurm does not tell yours; many sites take no job without one")
+    return Composed(text, name, f"what Slurm {site.version} says".replace("  ", " "), tuple(notes))
+
+
+def _from_shipped(name: str, content: str, run: Run, user: str, origin: str) -> Composed:
+    """The profile, with the user's account where the site takes no job without one or the user has several."""
+    table = tomllib.loads(content)["cluster"][name]
+    answers, unanswered = sites.ask(run, user, ("config", "user", "associations"))
+    site = sites.read(answers, unanswered)
+    suffixes = {table.get("account_suffix", ""), *(t.get("account_suffix", "") for t in table.get("gpu", {}).values())}
+    mine = list(dict.fromkeys(_without(a.account, suffixes) for a in site.accounts))
+    chosen = _without(clusterfile.account(site), suffixes)
+    if not table.get("needs_account") and len(mine) < 2:
+        return Composed(content, name, origin)
+    said = f"# Your accounts: {', '.join(mine)}." if mine else "# Required here, and Slurm did not tell yours."
+    head = f"[cluster.{name}]\n"
+    text = content.replace(head, f"{head}{said}\naccount = {json.dumps(chosen)}\n", 1)
+    return Composed(text, name, origin, () if chosen else ("account: this site takes no job without one; set yours",))
+
+
+def _without(account: str, suffixes: set[str]) -> str:
+    for suffix in filter(None, suffixes):
+        account = account.removesuffix(suffix)
+    return account
+
+
+def slurm_bin(srun: str | None) -> str:
+    """The folder that jobs need on their PATH; empty where ``srun`` is in one that they have."""
+    folder = str(Path(srun).parent) if srun else ""
+    return "" if folder in DEFAULT_PATH.split(":") else folder
+
+
+def scratch(user: str, environ: Mapping[str, str]) -> str:
+    """The user's folder on a shared disk, ``{user}`` in place of the name; empty where none is to be found."""
+    usual = (f"/scratch/{user}", f"/scratch/users/{user}")
+    for path in (*(environ.get(name, "") for name in _SCRATCH_VARIABLES), *usual):
+        if path.startswith("/") and os.access(path, os.W_OK) and Path(path).is_dir():
+            return "/".join("{user}" if part == user else part for part in path.rstrip("/").split("/"))
+    return ""
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as error:
+        raise InputError("this account has no name here", hint="set USER") from error

@@ -1,0 +1,245 @@
+"""What a single value of ``cluster.toml`` may be: types of fields, each with its check, its message and its hint."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+from orchestrator.cluster.sbatch import OWNED_DIRECTIVES, Vendor
+from orchestrator.plugins import nearest
+from orchestrator.quantities import LARGEST, QuantityError, parse_memory, parse_time_limit
+from orchestrator.tomlfile import Place, TomlError, decode, refuse, refuse_all, show
+
+SHIPPED_TEMPLATE = "slurm.sh.j2"
+"""The job script that a user's template extends."""
+WHOLE_NODE = 0
+"""Bytes of memory that stand for all that a node has (``--mem=0``)."""
+VISIBLE_ENV = {Vendor.NVIDIA: "CUDA_VISIBLE_DEVICES", Vendor.AMD: "ROCR_VISIBLE_DEVICES"}
+
+_Entry = TypeVar("_Entry")
+_Item = TypeVar("_Item")
+_OWNED_ENV = frozenset({"PYTHONSAFEPATH", "SUBMITIT_EXECUTOR", *VISIBLE_ENV.values()})
+_NAMES = re.compile(r"[A-Za-z0-9_.@:+/=,-]*")
+"""Accounts, partitions or QOS, one or several; sites invent much, but no spaces and nothing that a shell reads."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+def one_of(words: type[StrEnum]) -> BeforeValidator:
+    """One of these words, and no other spelling."""
+
+    def check(value: object) -> StrEnum:
+        if value not in list(words):
+            raise refuse(f"{show(value)} is not one of {', '.join(words)}", nearest(str(value), words))
+        return words(str(value))
+
+    return BeforeValidator(check)
+
+
+def _quantity(read: Callable[[object], int]) -> PlainValidator:
+    def check(value: object) -> int:
+        try:
+            return read(value)
+        except QuantityError as error:
+            raise refuse(error.what, error.hint) from error
+
+    return PlainValidator(check)
+
+
+def _node_share(value: object) -> int:
+    return WHOLE_NODE if value == "all" else parse_memory(value)
+
+
+def _line(value: str) -> str:
+    if not value.isprintable():
+        raise refuse(f"{show(value)} holds a line end or another control character", "write it on one line")
+    return value
+
+
+def _directive(value: str) -> str:
+    found = sorted(set("$`\\\"'") & set(_line(value)))
+    if found:
+        raise refuse(f"{show(value)} holds {found[0]}, and #SBATCH lines expand no variables", "write the value itself")
+    return value
+
+
+def _names(value: str) -> str:
+    if not _NAMES.fullmatch(_directive(value)):
+        raise refuse(f"{show(value)} is not a name that Slurm takes", "letters, digits and _ . - @ : + / = ,")
+    return value
+
+
+def _variable(value: str) -> str:
+    if value and not _VARIABLE.fullmatch(value):
+        raise refuse(f"{show(value)} is not the name of a variable", 'such as "CUDA_VISIBLE_DEVICES"')
+    return value
+
+
+def _arch(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_]+", value):
+        raise refuse(
+            f"{show(value)} is not a kind of processor", 'write what "uname -m" says there: "x86_64", "aarch64"'
+        )
+    return value
+
+
+def _gres_type(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_.-]*", value):
+        raise refuse(
+            f"{show(value)} is not a type of GPU", 'write what stands between the colons: "a100" of gpu:a100:4'
+        )
+    return value
+
+
+def expand(value: str, places: Mapping[str, str]) -> str:
+    """Replace ``~``, ``$VARIABLE``, ``{user}`` and the other places; nothing is left for a job to misread.
+
+    Raises:
+        PydanticCustomError: a variable is not set, or a place unknown.
+    """
+    expanded = os.path.expandvars(value)
+    if "$" in expanded:
+        name = expanded[expanded.index("$") :].split("/")[0]
+        raise refuse(f"{show(value)}: {name} is not set here", "set it before the command, or write the value itself")
+    for word in re.findall(r"\{(\w+)\}", expanded):
+        if word not in places and word != "user":
+            raise refuse(f"{show(value)}: {{{word}}} is not known", "known are {user} and, once it is set, {scratch}")
+        expanded = expanded.replace(f"{{{word}}}", places[word] if word in places else _user())
+    return os.path.expanduser(expanded) if value.startswith("~") else expanded  # noqa: PTH111 (Path("") is ".")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as error:
+        raise refuse(
+            "{user} is not known: this account has no name here", "write the name itself, or set USER"
+        ) from error
+
+
+def _expanded(value: str, info: ValidationInfo) -> str:
+    return expand(_line(value), info.context or {})
+
+
+def _absolute(value: str, info: ValidationInfo) -> str:
+    path = _expanded(value, info)
+    if path and not path.startswith("/"):
+        raise refuse(f"{show(value)} is not an absolute path", "jobs run elsewhere; write the whole path from /")
+    return path
+
+
+def _on_nodes(value: str, info: ValidationInfo) -> str:
+    """A folder whose variables have their values on compute nodes only."""
+    path = _line(value)
+    for word in re.findall(r"\{\w+\}", path):
+        path = path.replace(word, expand(word, info.context or {}))
+    if path and path[0] not in "/$":
+        raise refuse(f"{show(value)} is not an absolute path", 'write a folder of the node, such as "$TMPDIR"')
+    return path
+
+
+def _each(value: object, check: Callable[[str, object], _Entry | None], example: str) -> dict[str, _Entry]:
+    """Check every entry of a table, and report all that is wrong; an entry without a value is left out."""
+    if not isinstance(value, dict):
+        raise refuse(f"{show(value)} is not a table", f"write {example}")
+    found: list[tuple[Place, str, str]] = []
+    checked: dict[str, _Entry] = {}
+    for name, given in value.items():
+        try:
+            if (kept := check(name, given)) is not None:
+                checked[name] = kept
+        except PydanticCustomError as error:
+            wrong = (error.context or {})["mistakes"]
+            found += [((name, *below), what, hint) for below, what, hint in wrong]
+    if found:
+        raise refuse_all(found)
+    return checked
+
+
+def _extra(value: object, info: ValidationInfo) -> dict[str, str | bool]:
+    def check(name: str, given: object) -> str | bool:
+        if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
+            raise refuse("not the long name of an sbatch option", 'such as "mail-type", without dashes')
+        owned = next((o for o in sorted(OWNED_DIRECTIVES) if o.startswith(name)), None)
+        if owned is not None:
+            keys = OWNED_DIRECTIVES[owned]
+            raise refuse(f"--{owned} is decided for each run", f"say it with {keys}" if keys else "remove it")
+        if given is True:
+            return True
+        if not isinstance(given, str) or not given:
+            raise refuse(f"{show(given)} is not a value", f'write a text, as in {name} = "1", or true')
+        return _directive(_expanded(given, info))
+
+    return _each(value, check, 'extra = { "mail-type" = "END" }')
+
+
+def _env(value: object) -> dict[str, str]:
+    def check(name: str, given: object) -> str | None:
+        if not _VARIABLE.fullmatch(name):
+            raise refuse("not the name of a variable")
+        if name in _OWNED_ENV or name.startswith("SLURM_"):
+            raise refuse("this variable is set for each run", "remove it")
+        if not isinstance(given, str):
+            raise refuse(f"{show(given)} is not a text", f'quote it: "{show(given)}"')
+        if "$" in given:
+            raise refuse("variables are not expanded here", f'say it in prologue: "export {name}=..."')
+        return _line(given) or None
+
+    return _each(value, check, 'env = { NCCL_DEBUG = "INFO" }')
+
+
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise refuse(f"{show(value)} is not a regular expression: {error}", "") from error
+    return value
+
+
+def _template(value: str, info: ValidationInfo) -> str:
+    path = _absolute(value, info)
+    if path and not Path(path).is_file():
+        raise refuse(f"there is no file {path}", "")
+    try:
+        decode(Path(path).read_bytes() if path else b"")
+    except OSError as error:
+        raise refuse(f"{path} cannot be read: {error.strerror}", "make it readable for you") from error
+    except TomlError as error:
+        raise refuse(f"{path}: {error.where}: {error.what}", error.hint) from error
+    if Path(path).name == SHIPPED_TEMPLATE:
+        raise refuse(f"{SHIPPED_TEMPLATE} is the name of the template that yours extends", "give yours another name")
+    return path
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Line = Annotated[str, AfterValidator(_line)]
+Directive = Annotated[str, AfterValidator(_directive)]
+Names = Annotated[str, AfterValidator(_names)]
+Folder = Annotated[str, AfterValidator(_absolute)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+Factor = Annotated[float, Field(ge=1, le=100)]
+TimeLimit = Annotated[int, _quantity(parse_time_limit)]
+Memory = Annotated[int, _quantity(parse_memory)]
+NodeMemory = Annotated[int | None, _quantity(_node_share)]
+"""Bytes, or all of the node."""
+Arch = Annotated[str, AfterValidator(_arch)]
+GresType = Annotated[str, AfterValidator(_gres_type)]
+Variable = Annotated[str, AfterValidator(_variable)]
+FolderOnNodes = Annotated[str, AfterValidator(_on_nodes)]
+Pattern = Annotated[str, AfterValidator(_pattern)]
+Template = Annotated[str, AfterValidator(_template)]
+Environment = Annotated[dict[str, str], BeforeValidator(_env)]
+Extra = Annotated[dict[str, str | bool], BeforeValidator(_extra)]
+Listed = Annotated[tuple[_Item, ...], BeforeValidator(_as_tuple)]
+"""A list in the file."""

@@ -1,0 +1,299 @@
+"""What one ``[cluster.NAME]`` table may hold: everything a site's Slurm wants to hear, in its own words.
+
+The keys are documented where users read them, in ``cluster.example.toml``. ``profiles`` reads the file, ``fields``
+checks single values, ``resources`` does arithmetic on a profile, ``render`` writes it down as ``#SBATCH`` lines; none
+of them knows a site by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from orchestrator.cluster.fields import (
+    VISIBLE_ENV,
+    WHOLE_NODE,
+    Arch,
+    Count,
+    Directive,
+    Environment,
+    Extra,
+    Factor,
+    Folder,
+    FolderOnNodes,
+    GresType,
+    Line,
+    Listed,
+    Memory,
+    Names,
+    NodeMemory,
+    Pattern,
+    Positive,
+    Template,
+    TimeLimit,
+    Variable,
+    one_of,
+)
+from orchestrator.cluster.sbatch import (
+    INDISPENSABLE,
+    Accounting,
+    CpusBy,
+    Launcher,
+    MemStyle,
+    QueueChoice,
+    Request,
+    Requeue,
+    Vendor,
+)
+from orchestrator.plugins import nearest
+from orchestrator.tomlfile import Place, refuse_all, show
+
+_KIND = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*", re.ASCII)
+_INSTEAD = {"export": 'write export = ""'} | {k: f'write {k} = "none"' for k in ("request", "cpus_by", "mem_style")}
+
+
+class _Table(BaseModel):
+    """No unknown key, no silent conversion; a list in the file is a tuple here."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Queue(_Table):
+    """One allowed pair of partition and QOS, with its caps; 0 is no cap."""
+
+    partition: Names = ""
+    qos: Names = ""
+    max_time_s: TimeLimit = Field(default=0, alias="max_time")
+    max_gpus: Count = 0
+    """A job's, over all nodes."""
+    max_cpus: Count = 0
+    """A job's, over all nodes."""
+    max_nodes: Count = 0
+    preemptable: bool = False
+
+    def __str__(self) -> str:
+        return "/".join(filter(None, (self.partition, self.qos))) or "the default queue"
+
+
+class Nodes(_Table):
+    """What CPU and GPU nodes have in common."""
+
+    node_cores: Count = 0
+    """0: not known, not checked."""
+    node_mem_bytes: Memory = Field(default=0, alias="node_mem")
+    constraint: Directive = ""
+    exclusive: bool = False
+    account_suffix: Names | None = None
+    """None: the cluster's."""
+    cpus_by: Annotated[CpusBy, one_of(CpusBy)] = CpusBy.TASK
+    mem_style: Annotated[MemStyle, one_of(MemStyle)] = MemStyle.NODE
+    python: Folder = ""
+    """For nodes whose processors or drivers need another environment."""
+    prologue: Listed[Line] = ()
+    """Lines of jobs on these nodes, before the cluster's."""
+    queue: Listed[Queue] = ()
+
+
+class CpuNodes(Nodes):
+    """Nodes without GPUs."""
+
+    cpus_per_rank: Positive = 1
+    mem_per_rank_bytes: Memory | None = Field(default=None, alias="mem_per_rank")
+
+    @model_validator(mode="after")
+    def _possible(self) -> CpuNodes:
+        if self.cpus_by is CpusBy.GPU:
+            raise refuse_all([(("cpus_by",), '"gpu" means nothing on nodes without GPUs', 'write "task" or "none"')])
+        if self.mem_style is MemStyle.PER_GPU:
+            raise refuse_all([(("mem_style",), '"per_gpu" means nothing on nodes without GPUs', 'write "node"')])
+        return self
+
+
+class GpuNodes(Nodes):
+    """Nodes with one type of GPU."""
+
+    request: Annotated[Request, one_of(Request)] = Request.GRES
+    type: GresType = ""
+    node_gpus: Positive
+    ask_gpus: Count = 0
+    """GPUs asked on each node where fewer cannot be asked; 0 asks what is used."""
+    cpus_per_gpu: Positive
+    mem_per_gpu_bytes: NodeMemory = Field(default=None, alias="mem_per_gpu")
+    mig: bool = False
+    vendor: Annotated[Vendor, one_of(Vendor)] = Vendor.NVIDIA
+    arch: Arch = "x86_64"
+    visible_env: Variable = ""
+    expect_name: Line = ""
+    expect_mem_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+    @property
+    def visible_devices_variable(self) -> str:
+        return self.visible_env or VISIBLE_ENV[self.vendor]
+
+    def asked_gpus(self, used: int) -> int:
+        """GPUs that a job holds on each node when it uses so many."""
+        return self.node_gpus if self.request is Request.NONE or self.exclusive else max(used, self.ask_gpus)
+
+    @model_validator(mode="after")
+    def _possible(self) -> GpuNodes:
+        found: list[tuple[Place, str, str]] = []
+        if self.ask_gpus > self.node_gpus:
+            found.append((("ask_gpus",), f"{self.ask_gpus} is more than node_gpus = {self.node_gpus}", ""))
+        if self.ask_gpus and self.request is Request.GPUS_PER_TASK:
+            found.append(
+                (("ask_gpus",), "a whole node cannot be asked for per task", 'write request = "gpus_per_node"')
+            )
+        if self.mem_per_gpu_bytes == WHOLE_NODE and self.mem_style is not MemStyle.NODE:
+            found.append((("mem_per_gpu",), '"all" is the memory of a node', 'write mem_style = "node"'))
+        if found:
+            raise refuse_all(found)
+        return self
+
+
+class Recovery(_Table):
+    """How often a run is sent again by itself for each class of failure, and how its limits grow; 0 times is never."""
+
+    timeout: Count = 4
+    host_memory: Count = 2
+    node_fail: Count = 3
+    preempted: Count = 10
+    wrong_hardware: Count = 2
+    lost: Count = 1
+    time_factor: Factor = 2.0
+    """On the time limit, as far as the partition and QOS go."""
+    mem_factor: Factor = 2.0
+    """On the memory, as far as a node goes."""
+
+
+class ClusterProfile(_Table):
+    """One ``[cluster.NAME]`` table: everything a site wants to hear, in its own words."""
+
+    name: str = Field(exclude=True)
+    """Of the table; also the target that is written into specs and submissions."""
+    hostname_pattern: Pattern = ""
+    account: Names = ""
+    account_suffix: Names = ""
+    needs_account: bool = False
+    """Whether the site takes no job without an account."""
+    export: Directive = "NONE"
+    """What the job takes over from the submitting shell; empty writes no line."""
+    requeue: Annotated[Requeue, one_of(Requeue)] = Requeue.NEVER
+    allow_preemptable: bool = False
+    recovery: Recovery = Recovery()
+    queue_choice: Annotated[QueueChoice, one_of(QueueChoice)] = QueueChoice.FIRST
+    """Among the queues that take a run."""
+    poll_seconds: Positive = 60
+    max_submit: Count = 0
+    """Jobs a user may have queued, array tasks counted; 0: not known."""
+    array_index_max: Positive = 1000
+    array_parallel: Count = 0
+    """Tasks of an array that run at once; 0: no throttle."""
+    accounting: Annotated[Accounting, one_of(Accounting)] = Accounting.AUTO
+    scratch: Folder = ""
+    data: Folder = ""
+    stage: FolderOnNodes = ""
+    """Folder of each node to which jobs copy their data set first; its variables are the node's."""
+    python: Annotated[Folder, AfterValidator(lambda path: path or sys.executable)] = Field("", validate_default=True)
+    """The interpreter of jobs; empty in the file is the one that runs this command."""
+    prologue: Listed[Line] = ()
+    env: Environment = {}
+    extra: Extra = {}
+    forbid: Listed[Line] = ()
+    launcher: Annotated[Launcher, one_of(Launcher)] = Launcher.SRUN
+    srun_args: Listed[Line] = ()
+    slurm_bin: Folder = ""
+    template: Template = ""
+    default_gpu: Line = ""
+    gpu: dict[str, GpuNodes] = {}
+    cpu: CpuNodes | None = None
+
+    def gpu_kind(self, kind: str) -> str:
+        """The logical type that ``gpu`` (any GPU) stands for here; other kinds are themselves."""
+        return (self.default_gpu or next(iter(self.gpu), kind)) if kind == "gpu" else kind
+
+    def nodes(self, kind: str) -> CpuNodes | GpuNodes | None:
+        """The nodes of a kind of hardware (``cpu``, ``gpu`` or a logical type); None where there are none."""
+        return self.cpu if kind == "cpu" else self.gpu.get(self.gpu_kind(kind))
+
+    def interpreter(self, kind: str) -> str:
+        """The Python that jobs on these nodes run."""
+        nodes = self.nodes(kind)
+        return nodes.python if nodes is not None and nodes.python else self.python
+
+    def account_for(self, nodes: Nodes) -> str:
+        """Account and suffix; empty where the site needs none."""
+        suffix = self.account_suffix if nodes.account_suffix is None else nodes.account_suffix
+        return self.account + suffix if self.account else ""
+
+    def matches(self, hostname: str) -> bool:
+        """Whether a host is one of this cluster, as far as ``hostname_pattern`` says."""
+        return bool(self.hostname_pattern and re.search(self.hostname_pattern, hostname))
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the meaning: comments, spelling of amounts and order of keys do not count."""
+        content = json.dumps([self.name, self.gpu_kind("gpu"), self.model_dump(mode="json")], sort_keys=True)
+        if self.template:
+            content += Path(self.template).read_text(encoding="utf-8")
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ClusterProfile:
+        found: list[tuple[Place, str, str]] = []
+        if not self.gpu and self.cpu is None:
+            found.append(((), "no nodes: there is neither a gpu table nor a cpu table", "add [cluster.NAME.gpu.TYPE]"))
+        if self.default_gpu and self.default_gpu not in self.gpu:
+            hint = nearest(self.default_gpu, self.gpu) or f"there are: {', '.join(self.gpu) or 'none'}"
+            found.append((("default_gpu",), f"there is no gpu table {show(self.default_gpu)}", hint))
+        found += [
+            (("gpu", kind), f"{show(kind)} is not a kind of hardware", "letters, digits, _ . - ; neither cpu nor gpu")
+            for kind in self.gpu
+            if not _KIND.fullmatch(kind) or kind.lower() in {"cpu", "gpu"}
+        ]
+        forbidden = set(self.forbid)
+        found += [
+            (
+                place,
+                f"this asks with --{name}, which forbid lists",
+                _INSTEAD.get(str(place[-1]), "remove one of the two"),
+            )
+            for place, name in self._asks()
+            if name in forbidden
+        ]
+        found += [
+            (("forbid", i), f"a job cannot be asked for without --{name}", "remove it")
+            for i, name in enumerate(self.forbid)
+            if name in INDISPENSABLE
+        ]
+        if found:
+            raise refuse_all(found)
+        return self
+
+    def _asks(self) -> Iterator[tuple[Place, str]]:
+        """Each directive that the profile itself brings about, with the key that does."""
+        if self.export:
+            yield ("export",), "export"
+        if self.account:
+            yield ("account",), "account"
+        for name in self.extra:
+            yield ("extra", name), name
+        tables: list[tuple[Place, Nodes]] = [(("gpu", kind), nodes) for kind, nodes in self.gpu.items()]
+        if self.cpu is not None:
+            tables.append((("cpu",), self.cpu))
+        for place, nodes in tables:
+            asks = {"cpus_by": nodes.cpus_by.directive, "mem_style": nodes.mem_style.directive}
+            if isinstance(nodes, GpuNodes):
+                asks["request"] = nodes.request.directive
+            asks["constraint"] = "constraint" if nodes.constraint else ""
+            asks["exclusive"] = "exclusive" if nodes.exclusive else ""
+            yield from (((*place, key), name) for key, name in asks.items() if name)
+            for i, queue in enumerate(nodes.queue):
+                yield from (((*place, "queue", i, key), key) for key in ("partition", "qos") if getattr(queue, key))

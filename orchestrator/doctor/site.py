@@ -1,0 +1,201 @@
+"""Whether a cluster file fits its cluster: what Slurm says of accounts, limits, queues, and of each planned script."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.cluster import clusterfile, sites, trials
+from orchestrator.cluster.discovery import Run
+from orchestrator.cluster.profile import ClusterProfile, Nodes, Queue
+from orchestrator.cluster.sites import Site
+from orchestrator.doctor.findings import Finding, fail, note, ok
+from orchestrator.executors import slurm_queues
+from orchestrator.executors.slurm_records import Pair
+from orchestrator.planning.plan import Plan
+from orchestrator.quantities import format_time_limit
+
+QUESTIONS = ("sinfo", "partitions", "config", "user", "associations", "qos")
+TRIALS = 24
+"""Scripts × queues that are tried; a controller is not asked more at once."""
+
+_REFUSED = (
+    "check in the cluster file: the pair of partition and qos, account, type of GPU, node_gpus, cpus_per_gpu, "
+    "mem_per_gpu, and time_limit against the queue's max_time"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A script to try, and the queues that take it."""
+
+    name: str
+    text: str
+    queues: tuple[Pair, ...]
+
+
+def examine(
+    profile: ClusterProfile, plan: Plan | None, run: Run, *, user: str, hosts: Sequence[str]
+) -> Iterator[Finding]:
+    """Findings about a cluster and its file, cheapest first.
+
+    Args:
+        profile: the cluster file.
+        plan: whose scripts are tried; None tries a pair of each type.
+        run: runs a client command.
+        user: whose accounts.
+        hosts: names of this machine.
+    """
+    if profile.hostname_pattern and not any(profile.matches(host) for host in hosts):
+        what = f"{hosts[-1]} is not a host of {profile.name} (hostname_pattern {profile.hostname_pattern})"
+        yield note("host", what, "run this on its login node, or change hostname_pattern in the cluster file")
+    answers, unanswered = sites.ask(run, user, QUESTIONS)
+    if "config" not in answers:
+        yield fail("slurm", f"Slurm does not answer: {unanswered['config']}", "run this on a login node of the cluster")
+        return
+    site = sites.read(answers, unanswered)
+    yield ok("slurm", f"Slurm {site.version}, cluster {site.cluster}")
+    yield _accounting(profile, site, run)
+    yield from _account(profile, site)
+    yield from _limits(profile, site)
+    yield from _queues(profile, site)
+    yield from _trials(_planned(plan) if plan is not None and plan.scripts else _pairs(profile))
+
+
+def profile_findings(profile: ClusterProfile) -> Iterator[Finding]:
+    """What the scripts of a cluster file lack; needs no Slurm."""
+    faults = trials.profile_faults(profile)
+    for fault in faults:
+        yield fail("profile", fault.what, fault.hint or "change the cluster file or its template")
+    if not faults:
+        none = {made.hardware for made in trials.pairs(profile) if made.hardware.endswith(":2") and made.refusal}
+        some = {made.hardware for made in trials.pairs(profile) if made.hardware.endswith(":2") and made.text}
+        rest = f"; no pair of {', '.join(sorted(h[:-2] for h in none - some))}" if none - some else ""
+        yield ok(
+            "profile", f"scripts for a pair of {', '.join(sorted(h[:-2] for h in some)) or 'nothing'} are sound{rest}"
+        )
+
+
+def _accounting(profile: ClusterProfile, site: Site, run: Run) -> Finding:
+    if not site.accounting:
+        if profile.accounting == "sacct":
+            return fail(
+                "accounting", 'this site keeps none, and accounting = "sacct" asks for it', 'accounting = "squeue"'
+            )
+        return ok("accounting", "none is kept here: states come from squeue, scontrol and the runs' own files")
+    if profile.accounting == "squeue":
+        return note("accounting", "this site keeps it, and the cluster file does not use it", 'accounting = "auto"')
+    answered, said = run("sacct", "-nPX", "--starttime=now", "--format=JobID")
+    if not answered:
+        return note("accounting", f"sacct does not answer now: {said.strip()}", "states are found without it meanwhile")
+    return ok("accounting", "sacct answers")
+
+
+def _account(profile: ClusterProfile, site: Site) -> Iterator[Finding]:
+    if profile.needs_account and not profile.account:
+        yield fail("account", f"{profile.name} takes no job without an account", "set account in the cluster file")
+        return
+    mine = {a.account for a in site.accounts}
+    asked = {profile.account_for(nodes) for _, nodes in _tables(profile)}
+    for account in sorted(filter(None, asked - mine)) if mine else ():
+        yield fail(
+            "account", f"{account} is none of yours: {', '.join(sorted(mine))}", "change account in the cluster file"
+        )
+    if mine and not asked - mine - {""}:
+        yield ok(
+            "account", ", ".join(sorted(filter(None, asked))) or f"Slurm's own choice ({clusterfile.account(site)})"
+        )
+    elif site.accounting and not mine:
+        yield note("account", "Slurm does not tell your accounts", "ask your site if jobs are refused")
+
+
+def _limits(profile: ClusterProfile, site: Site) -> Iterator[Finding]:
+    largest = site.max_array_size - 1
+    if profile.array_index_max > largest:
+        what = f"array_index_max = {profile.array_index_max}, and this site takes {largest} at most"
+        yield fail("limits", what, f"array_index_max = {largest}")
+    submit = clusterfile.max_submit(site)
+    if submit and not profile.max_submit:
+        what = f"you may have {submit} jobs queued, and the cluster file does not say so"
+        yield note("limits", what, f"max_submit = {submit}")
+    elif submit and profile.max_submit > submit:
+        what = f"max_submit = {profile.max_submit}, and you may have {submit} jobs queued"
+        yield fail("limits", what, f"max_submit = {submit}")
+    elif profile.array_index_max <= largest:
+        queued = f"{profile.max_submit} jobs queued" if profile.max_submit else "no limit of queued jobs is known"
+        yield ok("limits", f"arrays up to index {largest}, {queued}")
+
+
+def _queues(profile: ClusterProfile, site: Site) -> Iterator[Finding]:
+    seen: set[Queue] = set()
+    for place, nodes in _tables(profile):
+        for queue in nodes.queue:
+            if queue in seen or not queue.partition or (queue.preemptable and not profile.allow_preemptable):
+                continue
+            seen.add(queue)
+            yield from _queue(queue, place, site)
+
+
+def _queue(queue: Queue, place: str, site: Site) -> Iterator[Finding]:
+    partition = site.partitions.get(queue.partition)
+    if partition is None:
+        if site.partitions:
+            names = ", ".join(site.partitions)
+            yield fail("queue", f"there is no partition {queue.partition} ({place})", f"this cluster has: {names}")
+        return
+    if not partition.up:
+        yield fail("queue", f"partition {queue.partition} is down: jobs would wait in it", f"take it out of {place}")
+        return
+    limits = {partition.max_time_s}
+    limits |= {site.qos[name].max_time_s for name in (queue.qos, partition.qos) if name in site.qos}
+    longest = min((limit for limit in limits if limit), default=0)
+    if longest and (not queue.max_time_s or queue.max_time_s > longest):
+        said = format_time_limit(queue.max_time_s) if queue.max_time_s else "no limit"
+        what = f"{queue} ends jobs after {format_time_limit(longest)}, and the cluster file says {said} ({place})"
+        yield fail("queue", what, f'max_time = "{format_time_limit(longest)}"')
+        return
+    allowed = not partition.allow_qos or queue.qos in partition.allow_qos
+    if queue.qos and (not allowed or queue.qos in partition.deny_qos):
+        open_to = ", ".join(partition.allow_qos) or f"any but {', '.join(partition.deny_qos)}"
+        yield fail(
+            "queue", f"partition {queue.partition} does not take qos {queue.qos} ({place})", f"it takes: {open_to}"
+        )
+        return
+    yield ok("queue", str(queue))
+
+
+def _tables(profile: ClusterProfile) -> list[tuple[str, Nodes]]:
+    tables: list[tuple[str, Nodes]] = [(f"gpu.{kind}", nodes) for kind, nodes in profile.gpu.items()]
+    return [*tables, *([("cpu", profile.cpu)] if profile.cpu is not None else [])]
+
+
+def _planned(plan: Plan) -> list[Trial]:
+    return [Trial(script.name, script.text, script.queues) for script in plan.scripts]
+
+
+def _pairs(profile: ClusterProfile) -> list[Trial]:
+    from orchestrator.planning.planner import pairs_of
+
+    found = {}
+    for made in trials.pairs(profile):
+        if made.shape is not None and made.text and made.hardware not in found:
+            found[made.hardware] = Trial(made.hardware, made.text, pairs_of(made.shape, profile))
+    return list(found.values())
+
+
+def _trials(trials: Iterable[Trial]) -> Iterator[Finding]:
+    """Each script through ``sbatch --test-only``, in each queue that takes it."""
+    wanted = [(trial, pair) for trial in trials for pair in trial.queues or (Pair(),)]
+    with tempfile.TemporaryDirectory(prefix="orchestrate-") as folder:
+        script = Path(folder) / "script.sh"
+        for trial, pair in wanted[:TRIALS]:
+            script.write_text(trial.text, encoding="utf-8", newline="\n")
+            said = slurm_queues.estimate(script, *slurm_queues.arguments(pair))
+            if said.start:
+                yield ok("shape", f"{trial.name} in {pair}: would start about {said.start}")
+            else:
+                yield fail("shape", f"{trial.name} in {pair}: {said.refusal}", _REFUSED)
+    if len(wanted) > TRIALS:
+        yield note("shape", f"{len(wanted) - TRIALS} more pairs of script and queue were not tried")

@@ -1,0 +1,187 @@
+"""How to build Horovod's last release (0.28.1, of 2023) against current torch; see docs/horovod.md.
+
+Its own sources do not compile with torch 2.1 and newer, whose headers need C++17 and by now C++20.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from orchestrator.environment.wheels import Edit, Flavour, Needs, Recipe, Target
+from orchestrator.errors import OperationError
+
+_RUNTIME = ("cffi", "cloudpickle", "packaging", "psutil", "pyyaml")
+_DRY_RUN = ("--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull)
+_USUAL_CUDA = "/usr/local/cuda"
+_OLDEST_CMAKE = (3, 17)
+_MOST_JOBS = 8
+"""Each compiler of torch's headers takes about 1.5 GB; login nodes are shared."""
+
+_EDITS = (
+    Edit(
+        "CMakeLists.txt",
+        "set(CMAKE_CXX_STANDARD 14)",
+        "set(CMAKE_CXX_STANDARD 20)\n"
+        "set(CMAKE_BUILD_WITH_INSTALL_RPATH TRUE)\n"
+        'set(CMAKE_INSTALL_RPATH "$ORIGIN/../../torch/lib;$ORIGIN/../../nvidia/nccl/lib")',
+        "torch's headers are C++20; and the library must find torch where it is installed, not where it was built",
+    ),
+    Edit(
+        "horovod/torch/CMakeLists.txt",
+        "set(CMAKE_CXX_STANDARD 14)",
+        "set(CMAKE_CXX_STANDARD 20)",
+        "torch's headers are C++20",
+    ),
+    Edit(
+        "cmake/Modules/FindPytorch.cmake",
+        "\nif (Pytorch_CUDA OR Pytorch_ROCM)",
+        '\nif("$ENV{HOROVOD_WITHOUT_CUDA}" STREQUAL "1")\n    set(Pytorch_CUDA FALSE)\nendif()\n'
+        "if (Pytorch_CUDA OR Pytorch_ROCM)",
+        "a wheel for the CPU must not need CUDA, although this torch and this machine have it",
+    ),
+)
+
+_COMMON = {
+    "HOROVOD_WITH_PYTORCH": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITHOUT_MPI": "1",
+    "HOROVOD_WITHOUT_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+    "HOROVOD_CPU_OPERATIONS": "GLOO",
+    # gloo asks for a CMake older than CMake 4 still obeys.
+    "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+    # GCC 13 and newer no longer include these by way of others. The user's own flags are left out: they would change
+    # the wheel, but not its name in the cache.
+    "CXXFLAGS": "-include string -include cstdint -include memory -include functional",
+}
+
+_TRIAL = """
+import horovod.torch as hvd
+assert hvd.gloo_built(), "built without gloo"
+assert bool(hvd.nccl_built()) is {nccl}, "NCCL: %s" % hvd.nccl_built()
+"""
+
+
+def _prepare(target: Target, environment: Mapping[str, str], flavour: Flavour, scratch: Path) -> Needs:
+    _check_compiler(environment)
+    if not (Path(target.include) / "Python.h").exists():
+        raise OperationError(
+            "Python's C headers are missing",
+            where=str(Path(target.include) / "Python.h"),
+            hint="install python3-dev (Debian) or python3-devel (Red Hat), or use an environment made by conda or uv",
+        )
+    added = {
+        "MAKEFLAGS": environment.get("MAKEFLAGS") or f"-j{min(len(os.sched_getaffinity(0)), _MOST_JOBS)}",
+    }
+    if flavour is Flavour.NCCL:
+        added |= _cuda(target, environment) | _nccl(target, scratch)
+    return Needs(added, _missing(target, environment))
+
+
+def _missing(target: Target, environment: Mapping[str, str]) -> list[str]:
+    wanted = ["setuptools", *_RUNTIME]
+    # Since 70.1 setuptools makes wheels by itself.
+    if "setuptools" in target.packages and _numbers(target.packages["setuptools"]) < (70, 1):
+        wanted.append("wheel")
+    missing = [name for name in wanted if name not in target.packages]
+    cmake = shutil.which("cmake", path=environment["PATH"])
+    if cmake is None or _numbers(_output([cmake, "--version"], environment)) < _OLDEST_CMAKE:
+        missing.append("cmake")
+    return missing
+
+
+def _check_compiler(environment: Mapping[str, str]) -> None:
+    named = shlex.split(environment.get("CXX", ""))
+    names = [named[0]] if named else ["c++", "g++", "clang++"]
+    compiler = next((found for n in names if (found := shutil.which(n, path=environment["PATH"]))), None)
+    if compiler is None or shutil.which("make", path=environment["PATH"]) is None:
+        raise OperationError(
+            f"a C++ compiler ({' or '.join(names)}) and make are needed",
+            where="PATH",
+            hint="apt-get install g++ make, or module load gcc",
+        )
+    probe = [compiler, *named[1:], "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
+    done = subprocess.run(
+        probe, input="#include <concepts>\n", capture_output=True, text=True, env=dict(environment), check=False
+    )
+    if done.returncode != 0:
+        raise OperationError(
+            "this compiler does not know C++20, which torch's headers are written in",
+            where=compiler,
+            why=done.stderr.strip(),
+            hint="GCC 10 or newer is needed: module load gcc, or name one in CXX",
+        )
+
+
+def _cuda(target: Target, environment: Mapping[str, str]) -> dict[str, str]:
+    """Put nvcc where CMake (on PATH) and torch (in CUDA_HOME) look for it."""
+    named = [home for name in ("CUDA_HOME", "CUDA_PATH") if (home := environment.get(name))]
+    path = os.pathsep.join([*(f"{home}/bin" for home in named), environment["PATH"], f"{_USUAL_CUDA}/bin"])
+    nvcc = shutil.which("nvcc", path=path)
+    if nvcc is None:
+        raise OperationError(
+            f"nvcc is needed to build for CUDA {target.cuda}",
+            where="PATH, CUDA_HOME",
+            hint=f"module load cuda/{target.cuda}, or --cpu for a wheel without GPUs",
+        )
+    found = re.search(r"release (\d+)", _output([nvcc, "--version"], environment))
+    if not found or found[1] != target.cuda.partition(".")[0]:
+        raise OperationError(
+            f"this nvcc is not of CUDA {target.cuda}, which torch {target.torch} was built with",
+            where=nvcc,
+            why=f"it says {found[0] if found else 'no release'}",
+            hint=f"module load cuda/{target.cuda}, or name its folder in CUDA_HOME",
+        )
+    # The nvcc on PATH may be a script elsewhere, beside which CMake would look for the toolkit's headers in vain.
+    top = re.search(r"^#\$ TOP=(.+)$", _output([nvcc, *_DRY_RUN], environment), re.MULTILINE)
+    toolkit = Path(top[1] if top else nvcc + "/../..").resolve()
+    return {"PATH": f"{toolkit / 'bin'}{os.pathsep}{path}", "CUDA_HOME": str(toolkit)}
+
+
+def _nccl(target: Target, scratch: Path) -> dict[str, str]:
+    """The NCCL that torch itself uses; elsewhere (conda, modules) CMake searches, or follows HOROVOD_NCCL_HOME."""
+    named = {k: v for k, v in os.environ.items() if k.startswith("HOROVOD_NCCL_")}
+    if named:
+        return named
+    for path in target.paths:
+        folder = Path(path) / "nvidia" / "nccl"
+        library = folder / "lib" / "libnccl.so.2"
+        if library.exists() and (folder / "include" / "nccl.h").exists():
+            # The linker wants the plain name, which NVIDIA's wheel lacks.
+            links = scratch / "nccl"
+            links.mkdir()
+            (links / "libnccl.so").symlink_to(library)
+            return {"HOROVOD_NCCL_INCLUDE": str(folder / "include"), "HOROVOD_NCCL_LIB": str(links)}
+    return {}
+
+
+def _output(argv: list[str], environment: Mapping[str, str]) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, env=dict(environment), check=False)
+    return done.stdout + done.stderr
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """The first version number in a text."""
+    found = re.search(r"\d+(?:\.\d+)*", text)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+HOROVOD = Recipe(
+    name="horovod",
+    version="0.28.1",
+    sdist_sha256="92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0",
+    edits=_EDITS,
+    settings={
+        Flavour.CPU: {**_COMMON, "HOROVOD_WITHOUT_CUDA": "1"},
+        Flavour.NCCL: {**_COMMON, "HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_LINK": "SHARED"},
+    },
+    version_variable="HOROVOD_LOCAL_VERSION",
+    prepare=_prepare,
+    trial=lambda flavour: _TRIAL.format(nccl=flavour is Flavour.NCCL),
+)

@@ -1,0 +1,1 @@
+"""What to run: ``experiment.toml`` -> cells, all mistakes at once."""
