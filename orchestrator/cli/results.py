@@ -1,4 +1,4 @@
-"""The verbs collect, results, query and db: what the store has, and looking after it."""
+"""The verbs results and query: what the store has."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import typer
 
 from orchestrator.cli import completion, output
 from orchestrator.cli.options import DatabaseOption, ExperimentOption, RunsOption, SetOption
-from orchestrator.errors import InputError, PartlyDoneError
-from orchestrator.quantities import counted
+from orchestrator.cli.store import insist_on_database, say_problems
+from orchestrator.errors import InputError
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT_RUNS, Workspace
 
 if TYPE_CHECKING:
     from db.engine import Store
-    from db.ingest import Collected
     from orchestrator.study.experiment import ExperimentSpec
 
 app = typer.Typer()
@@ -26,39 +25,6 @@ app = typer.Typer()
 _METRICS = ("test_accuracy", "epoch_time_s", "total_time_s", "samples_per_s", "peak_memory_bytes")
 _NAMED = 5
 """How many runs a note names before it only counts."""
-
-
-@app.command()
-def collect(
-    json: output.JsonOption = False, runs: RunsOption = DEFAULT_RUNS, database: DatabaseOption = DEFAULT_DATABASE
-) -> None:
-    """Read new results from the runs folder into the database.
-
-    Only what changed since the last time is read; status and results do it too, results where there is a database.
-    Files that are damaged or may not be read are named, left out and tried again each time.
-
-    Example: orchestrate collect
-    """
-    workspace = Workspace.at(runs=runs, database=database)
-    from db.engine import open_store
-    from db.ingest import collect as take_in
-
-    if not workspace.runs.is_dir():
-        raise InputError(
-            "there is no runs folder", where=str(workspace.runs), hint="orchestrate submit, or name it with --runs"
-        )
-    with open_store(workspace.database) as store:
-        collected = take_in(store, workspace.runs)
-    if json:
-        output.facts(collected)
-    else:
-        _say_collected("new or changed", collected)
-    _say_problems(collected)
-    if collected.problems:
-        raise PartlyDoneError(
-            f"left out: {counted(len(collected.problems), 'file or folder', 'files or folders')}",
-            hint="they are tried again each time",
-        )
 
 
 @app.command()
@@ -123,7 +89,7 @@ def results(
     Example: orchestrate results --published --set hardware=cpu
     """
     from db import queries, statistics
-    from orchestrator.planning.published import beside, differences
+    from orchestrator.planning.published import beside
     from orchestrator.study import experiment as experiments
 
     workspace = Workspace.at(runs=runs, database=database)
@@ -148,24 +114,11 @@ def results(
     if sort:
         shown = _sorted(shown, sort)
     output.rows(shown, columns, style)
-    if where and not rows:
-        output.talk(f"note: no run has {' and '.join(where)}; = is the whole value (hardware=cpu:2), ~ a part of it")
-    elif not rows:
-        output.talk("note: there are no runs yet; next: orchestrate submit")
-    if others is not None and not others.published:
-        output.talk(f"note: {experiment} has no [[published]], so there are no figures of others to show")
-    if by and (unlike := statistics.mixed(rows, by)):
-        output.talk(
-            f"note: some rows are over runs that differ in {', '.join(unlike)}: group by them too, or use --where"
-        )
-        if not {"code_digest", "packages_digest", "dataset_digest"}.isdisjoint(unlike):
-            output.talk(
-                "note: orchestrate plan says which of them are stale, orchestrate submit --stale runs those again"
-            )
-    if others is not None and (apart := differences(shown, experiments.load(experiment, []))):
-        output.talk(
-            f"note: not the work of the published figures: these runs differ from the file in {', '.join(apart)}"
-        )
+    for note in _notes(rows, where or [], by):
+        output.talk(f"note: {note}")
+    if others is not None:
+        for note in _notes_on_published(shown, experiment, others):
+            output.talk(f"note: {note}")
     _say_unfinished(rows)
 
 
@@ -224,96 +177,6 @@ def _as_asked(name: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda row: "" if row[name] is None else str(row[name])
 
 
-db_app = typer.Typer(help="Look after the database.\n\nExample: orchestrate db info", no_args_is_help=True)
-app.add_typer(db_app, name="db")
-
-
-@db_app.command()
-def rebuild(
-    drop_missing: Annotated[
-        bool, typer.Option("--drop-missing", help="Let go of runs, attempts and results that have no files any more.")
-    ] = False,
-    json: output.JsonOption = False,
-    runs: RunsOption = DEFAULT_RUNS,
-    database: DatabaseOption = DEFAULT_DATABASE,
-) -> None:
-    """Make the database anew from the run directories.
-
-    Safe in the middle of a campaign: other commands see the old content or the new. A damaged file is kept beside it.
-
-    Example: orchestrate db rebuild
-    """
-    from db import ingest
-    from db.engine import open_store, set_aside
-    from db.errors import StoreDamagedError
-    from db.filesystem import is_url
-
-    workspace = Workspace.at(runs=runs, database=database)
-    if not workspace.runs.is_dir():
-        raise InputError("there is no runs folder", where=str(workspace.runs), hint="name it with --runs")
-    try:
-        with open_store(workspace.database) as store:
-            collected = ingest.rebuild(store, workspace.runs, drop_missing=drop_missing)
-    except StoreDamagedError:
-        if is_url(workspace.database):
-            raise
-        output.talk(f"the damaged database is kept as {set_aside(workspace.database)}")
-        with open_store(workspace.database) as store:
-            collected = ingest.collect(store, workspace.runs)
-    if json:
-        output.facts(collected)
-    else:
-        _say_collected("rebuilt", collected)
-    _say_problems(collected)
-
-
-@db_app.command()
-def upgrade(database: DatabaseOption = DEFAULT_DATABASE) -> None:
-    """Bring the database to this version's schema; every command that writes does it too.
-
-    Example: orchestrate db upgrade
-    """
-    from db.engine import open_store, revision
-
-    workspace = Workspace.at(database=database)
-    _insist_on_database(workspace)
-    with open_store(workspace.database) as store:
-        typer.echo(f"{store.database}: schema {revision(store)}")
-
-
-@db_app.command()
-def info(
-    columns: Annotated[bool, typer.Option("--columns", help="List the columns of every table and view.")] = False,
-    format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
-    json: output.JsonOption = False,
-    database: DatabaseOption = DEFAULT_DATABASE,
-) -> None:
-    """Say where the database is, its schema, and what is in it.
-
-    Example: orchestrate db info --columns
-    """
-    from db import queries
-    from db.engine import open_store, revision
-
-    style = output.chosen(format, json)
-    with open_store(Workspace.at(database=database).database, read_only=True) as store:
-        if columns:
-            output.rows(queries.schema(), ["table", "column", "type"], style)
-            return
-        output.talk(f"{store.database}: schema {revision(store)}")
-        output.rows(queries.sizes(store), ["table", "rows"], style)
-
-
-def _insist_on_database(workspace: Workspace) -> None:
-    """Raises InputError where there is none: a misspelt name makes no file."""
-    if not workspace.has_database:
-        raise InputError(
-            "there is no database",
-            where=workspace.database,
-            hint="orchestrate collect makes it from the runs folder, --db names another",
-        )
-
-
 @contextmanager
 def _collected(workspace: Workspace) -> Iterator[Store]:
     """The store with new results taken in; as it is where it may only be read."""
@@ -328,26 +191,40 @@ def _collected(workspace: Workspace) -> Iterator[Store]:
             why=f"neither {workspace.runs.name} nor {Path(workspace.database).name} exists",
             hint="orchestrate submit, or name the places with --runs and --db",
         )
-    _insist_on_database(workspace)
+    insist_on_database(workspace)
     if not workspace.runs.is_dir():
         output.talk(f"note: {workspace.runs}: there is no runs folder, so newer results are not in it")
     try:
         with open_store(workspace.database) as store:
-            _say_problems(take_in(store, workspace.runs))
+            say_problems(take_in(store, workspace.runs))
     except StoreReadOnlyError as error:
         output.talk(f"note: {error.where}: {error.what}, so newer results are not in it")
     with open_store(workspace.database, read_only=True) as store:
         yield store
 
 
-def _say_collected(done: str, collected: Collected) -> None:
-    counts = ", ".join(counted(getattr(collected, f"{name}s"), name) for name in ("run", "attempt", "result", "epoch"))
-    typer.echo(f"{done}: {counts}")
+def _notes(rows: Sequence[Mapping[str, Any]], where: Sequence[str], by: Sequence[str]) -> Iterator[str]:
+    """What a reader must know of the table as a whole."""
+    from db import statistics
+
+    if where and not rows:
+        yield f"no run has {' and '.join(where)}; = is the whole value (hardware=cpu:2), ~ a part of it"
+    elif not rows:
+        yield "there are no runs yet; next: orchestrate submit"
+    if by and (unlike := statistics.mixed(rows, by)):
+        yield f"some rows are over runs that differ in {', '.join(unlike)}: group by them too, or use --where"
+        if not {"code_digest", "packages_digest", "dataset_digest"}.isdisjoint(unlike):
+            yield "orchestrate plan says which of them are stale, orchestrate submit --stale runs those again"
 
 
-def _say_problems(collected: Collected) -> None:
-    for problem in collected.problems:
-        output.talk(f"left out: {problem.path}: {problem.what}")
+def _notes_on_published(shown: Sequence[Mapping[str, Any]], experiment: Path, others: ExperimentSpec) -> Iterator[str]:
+    from orchestrator.planning.published import differences
+    from orchestrator.study.experiment import load
+
+    if not others.published:
+        yield f"{experiment} has no [[published]], so there are no figures of others to show"
+    if apart := differences(shown, load(experiment, [])):
+        yield f"not the work of the published figures: these runs differ from the file in {', '.join(apart)}"
 
 
 def _say_unfinished(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -108,7 +108,7 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
 @pytest.fixture(scope="session")
 def postgresql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The socket folder of a PostgreSQL server of our own."""
-    pytest.importorskip("psycopg", reason='needs the extra "postgres"')
+    psycopg = pytest.importorskip("psycopg", reason='needs the extra "postgres"')
     programs = [shutil.which("initdb"), *map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb"))]
     initdb = next((program for program in programs if program), None)
     if initdb is None:
@@ -124,10 +124,14 @@ def postgresql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     options = ["-k", str(folder), "-c", "listen_addresses=", "-c", "fsync=off"]
     server = subprocess.Popen([Path(initdb).with_name("postgres"), "-D", folder / "data", *options], **owner, **quiet)
     try:
-        until = time.monotonic() + 30
-        while not (folder / ".s.PGSQL.5432").exists():
-            assert server.poll() is None and time.monotonic() < until, "the server did not start"
-            time.sleep(0.05)
+        until = time.monotonic() + 60
+        while True:
+            try:
+                psycopg.connect(host=str(folder), user="me", dbname="postgres").close()
+                break
+            except psycopg.OperationalError:  # its socket is there before it takes calls
+                assert server.poll() is None and time.monotonic() < until, "the server did not start"
+                time.sleep(0.05)
         yield str(folder)
     finally:
         server.terminate()
@@ -144,11 +148,6 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     name = f"test_{uuid.uuid4().hex[:8]}"
     import psycopg
 
-    for _ in range(100):
-        try:
-            with psycopg.connect(host=socket, user="me", dbname="postgres", autocommit=True) as connection:
-                connection.execute(f"CREATE DATABASE {name}")
-            break
-        except psycopg.OperationalError:
-            time.sleep(0.05)
+    with psycopg.connect(host=socket, user="me", dbname="postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
     return f"postgresql://me@/{name}?host={socket}"
