@@ -439,7 +439,7 @@ class RunResult:
     gpu_power_w: float | None = None
     """All GPUs together: mean over samples of the training."""
     energy_j: float | None = None
-    """All GPUs together, over the training and the evaluations between."""
+    """All GPUs together, over the training with the evaluations and checkpoints between."""
     gpu_memory_used_bytes: int | None = None
     """Largest sample of any GPU, as ``nvidia-smi`` counts: the CUDA context, libraries and other processes with it."""
 

@@ -34,7 +34,7 @@ class Figures:
     power_w: float | None = None
     """Mean over samples, of the sum over GPUs."""
     energy_j: float | None = None
-    """Sum over GPUs, evaluations included."""
+    """Sum over GPUs, evaluations and checkpoints included."""
     memory_used_bytes: int | None = None
     """The most of any sample and GPU."""
 

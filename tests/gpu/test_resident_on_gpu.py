@@ -47,6 +47,7 @@ def test_batches_are_those_of_the_cpu(augment: str, channels_last: bool, size: i
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events at the end of each cycle:UserWarning")
 @pytest.mark.parametrize("augment", sorted(KERNELS_A_STEP))
 def test_a_step_adds_few_kernels_and_never_waits(augment: str) -> None:
     """A whole epoch under the mode that turns every synchronisation into an error; kernels counted by the profiler."""

@@ -26,6 +26,7 @@ def test_a_training_of_some_seconds_is_sampled(launcher: Any, tmp_path: Path, gp
     run = launcher.write(
         tmp_path,
         expect={"gpus_per_node": gpus},
+        execution={"checkpoint_every": 0},  # writing them takes energy, but is no training
         **{"hardware": f"gpu:{gpus}", "strategy": strategy, "model": "resnet18", "dataset": "synthetic"},
         **{"image_size": 64, "batch_size": 256, "steps": 600, "eval_every": 0},
     )
