@@ -21,7 +21,7 @@ from workloads.loaders.protocol import Loader, Shard  # noqa: E402
 
 CONFIG = TrainConfig(model="cnn", dataset="synthetic", strategy="eager", hardware="gpu:1", cpus=1, augment="crop_flip")
 KERNELS_A_STEP = {"none": 2, "flip": 4, "crop_flip": 4}
-"""Picking and normalising; with augmentation also a row and a column of each crop."""
+"""Picking and normalising; with augmentation also the columns of each crop, and where each pixel is."""
 
 
 def make(device: str, *, to: int = 32, dtype: Any = torch.float32, **fields: object) -> Loader:
