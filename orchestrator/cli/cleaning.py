@@ -72,6 +72,8 @@ def clean(
         typer.echo(f"{_total(went)} removed")
     elif not found.items:
         typer.echo("nothing to remove by these rules")
+    elif not dry_run:
+        typer.echo("nothing was removed")
     if went is not None and went.left:
         raise PartlyDoneError(
             f"{counted(len(went.left), 'thing')} could not be removed",
@@ -82,11 +84,18 @@ def clean(
 
 def _ended(states: Collection[State]) -> frozenset[State]:
     for state in states:
-        if state.live or state is State.PLANNED:
+        if state is State.PLANNED:
+            raise InputError(
+                "runs that are planned have no files yet",
+                where=f"--state {state.value}",
+                hint="orchestrate submit sends them, orchestrate db rebuild --drop-missing forgets them",
+            )
+        if state.live:
+            ended = [s.value for s in State if not s.live and s is not State.PLANNED]
             raise InputError(
                 f"runs that are {state.value} keep everything",
                 where=f"--state {state.value}",
-                hint="orchestrate cancel ends runs; states that have ended are succeeded, failed, timeout, ...",
+                hint=f"orchestrate cancel ends runs; states that have ended are {', '.join(ended)}",
             )
     return frozenset(states)
 

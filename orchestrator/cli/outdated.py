@@ -18,8 +18,6 @@ from orchestrator.study import experiment as experiments
 from orchestrator.workspace import Workspace
 from workloads.contract import RunSpec
 
-_WAY_ON = "retry sends with the time limit, memory and job script of then, orchestrate submit with what is planned now"
-
 
 def say_so(workspace: Workspace, specs: Iterable[RunSpec]) -> None:
     """Tell that runs to be sent again were planned otherwise since, or that the files of the plan were edited."""
@@ -30,10 +28,15 @@ def say_so(workspace: Workspace, specs: Iterable[RunSpec]) -> None:
     sent = {spec.run_id: spec.label for spec in specs if spec.target == plan.target}
     if otherwise := [sent[run_id] for run_id in _planned_otherwise(workspace, plan) if run_id in sent]:
         more = f" and {len(otherwise) - 1} more" if len(otherwise) > 1 else ""
-        output.talk(f"note: planned otherwise since they were sent: {otherwise[0]}{more}; {_WAY_ON}")
-    elif edited := _edited(workspace, plan) if sent else []:
+        output.talk(f"note: planned otherwise since they were sent: {otherwise[0]}{more}; {_ways_on(plan)}")
+    elif edited := _edited(plan) if sent else []:
         say = "say" if len(edited) > 1 else "says"
-        output.talk(f"note: the {' and the '.join(edited)} {say} otherwise than the last plan; {_WAY_ON}")
+        output.talk(f"note: the {' and the '.join(edited)} {say} otherwise than the last plan; {_ways_on(plan)}")
+
+
+def _ways_on(plan: Plan) -> str:
+    of_then = "time limit and memory" if plan.site is None else "time limit, memory and job script"
+    return f"retry sends with the {of_then} of then, orchestrate submit with what is planned now"
 
 
 def _planned_otherwise(workspace: Workspace, plan: Plan) -> list[str]:
@@ -43,11 +46,12 @@ def _planned_otherwise(workspace: Workspace, plan: Plan) -> list[str]:
     return [run.cell.run_id for run in plan.runs if run.shape in new]
 
 
-def _edited(workspace: Workspace, plan: Plan) -> list[str]:
+def _edited(plan: Plan) -> list[str]:
     """Which sources of the plan were edited; a file that is gone or has mistakes is another verb's to tell of."""
     found = []
     try:
-        if experiments.load(workspace.experiment, []).digest != plan.digests["experiment"]:
+        file = plan.experiment_file
+        if file is not None and experiments.load(file, plan.sets).digest != plan.digests["experiment"]:
             found.append("experiment file")
     except OrchestrateError:
         pass

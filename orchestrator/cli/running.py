@@ -235,5 +235,5 @@ def _status_columns() -> list[str | output.Column]:
         output.Column("attempt", below=2),
         output.Column("epoch", text=lambda row: f"{row['epoch']}/{row['epochs']}" if row["epochs"] else "", below=2),
         output.Column("samples_per_s", below=2),
-        output.Column("silent_s", "age [s]", below=2),
+        output.Column("silent_s", "silent (s)", below=2),
     ]

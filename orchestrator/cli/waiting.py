@@ -20,7 +20,7 @@ from orchestrator.cli import output
 from orchestrator.cli.refreshing import refreshed
 from orchestrator.errors import InputError, OrchestrateError
 from orchestrator.quantities import counted
-from orchestrator.tracking.overview import Overview, progress_in_words, share_done
+from orchestrator.tracking.overview import Overview, progress_in_words, share_done, waiting_in_words
 from workloads.contract import State
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ LOOKING_SHARE = 0.2
 """At most this share of the time is spent on looking: thousands of runs shall not keep a login node busy."""
 LINE_EVERY_S = 10.0
 """Without a terminal: at least this long between two lines of the whole, unless something changed."""
+SAME_LINE_EVERY_S = 600.0
+"""The same line again says only that somebody still looks."""
 LABEL_LENGTH = 48
 SEND_SHARE = 0.25
 """What did not fit is sent when this share of the site's limit is free, so that arrays are few and large."""
@@ -214,17 +216,18 @@ def wait(
         typer.Exit: the person left, after saying that the runs go on.
     """
     looker = Looker(workspace, only=run_ids, shepherd=shepherd, recover=recover)
-    left = False
     try:
         seen, left = attend(looker.look, _view(workspace, full_screen=shepherd is not None))
+        how = "left"
     except KeyboardInterrupt:
-        left = True
+        left, how = True, "interrupted"
     if left:
         unsent = len(shepherd.done.held) if shepherd else 0
         stay = f"; {unsent} stay planned until the same command is there again" if unsent else ""
+        again = "watch" if shepherd and not unsent else command
         output.talk(
-            f"interrupted: the runs go on{stay}; orchestrate status shows them, orchestrate cancel --all stops them, "
-            f"orchestrate {command} shows this again"
+            f"{how}: the runs go on{stay}; orchestrate status shows them, orchestrate cancel --all stops them, "
+            f"orchestrate {again} shows this again"
         )
         raise typer.Exit(INTERRUPTED)
     return seen.counts
@@ -250,7 +253,7 @@ class Lines:
     def __init__(self, say: Callable[[str], None], *, from_start: bool = True) -> None:
         """``from_start``: what a run has come to before the first look is told too."""
         self._say = say
-        self._said_at = float("-inf")
+        self._said_at, self._said = float("-inf"), ""
         self._known: dict[str, tuple[int, State]] | None = {} if from_start else None
         self._told: Collection[str] = ()
 
@@ -272,9 +275,11 @@ class Lines:
                 if (run.attempt, run.state) != before and not (run.state in _QUIET and before[1] in _QUIET):
                     self._say(_change(run))
         self._known = {run.run_id: (run.attempt, run.state) for run in seen.runs}
-        if time.monotonic() - self._said_at >= LINE_EVERY_S and not seen.over:
-            self._said_at = time.monotonic()
-            self._say(whole(seen))
+        text = whole(seen)
+        pause_s = SAME_LINE_EVERY_S if text == self._said else LINE_EVERY_S
+        if time.monotonic() - self._said_at >= pause_s and not seen.over:
+            self._said_at, self._said = time.monotonic(), text
+            self._say(text)
 
     def pause(self, seconds: float) -> bool:
         time.sleep(seconds)
@@ -294,9 +299,7 @@ def _change(run: RunStatus) -> str:
 def whole(seen: Overview) -> str:
     """All runs in one line."""
     running = [run for run in seen.runs if run.state is State.RUNNING]
-    waiting = seen.num_live - len(running)
-    text = f"{seen.num_ended}/{seen.total} done, {len(running)} running, {waiting} waiting"
-    text += f", {seen.num_unsent} not sent yet" if seen.num_unsent else ""
+    text = f"{seen.num_ended}/{seen.total} done, {len(running)} running, {waiting_in_words(seen)}"
     shown = "; ".join(f"{short(run.label)} {progress_in_words(run)}" for run in running)
     return text + (f": {shown}" if shown else "")
 
@@ -342,14 +345,11 @@ class Bars:
                 self._told.add((run.run_id, run.attempt))
                 self._print(_change(run))
         running = {run.run_id: run for run in seen.runs if run.state is State.RUNNING}
-        waiting = f"{seen.num_live - len(running)} waiting" + (
-            f", {seen.num_unsent} not sent yet" if seen.num_unsent else ""
-        )
         self._bars.update(
             self._all,
             completed=seen.num_ended,
             total=seen.total,
-            detail=f"{len(running)} running, {waiting}",
+            detail=f"{len(running)} running, {waiting_in_words(seen)}",
         )
         for run_id in self._tasks.keys() - running.keys():
             self._bars.remove_task(self._tasks.pop(run_id))

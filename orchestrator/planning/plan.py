@@ -95,6 +95,9 @@ class Plan:
     packages: dict[str, dict[str, str]] = field(default_factory=dict)
     """Interpreter of jobs -> the measured packages it has, with versions; none where it could not be asked."""
     created_at: str = ""
+    experiment_file: Path | None = None
+    sets: tuple[str, ...] = ()
+    """What ``--set`` said beside it."""
 
     def counts(self) -> Counter[Action]:
         """Runs by action."""

@@ -15,7 +15,7 @@ from orchestrator.study.matrix import Cell, Excluded
 from workloads.contract import Execution, TrainConfig
 from workloads.rundir import write_bytes
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 
 
 def save(plan: Plan, path: Path) -> None:
@@ -26,6 +26,8 @@ def save(plan: Plan, path: Path) -> None:
         "experiment": plan.experiment,
         "target": plan.target,
         "created_at": plan.created_at,
+        "experiment_file": str(plan.experiment_file or ""),
+        "sets": plan.sets,
         "digests": plan.digests,
         "merged": plan.merged,
         "gpu_hours": asdict(plan.gpu_hours),
@@ -117,6 +119,8 @@ def read(path: Path) -> Plan:
             site=Site.from_json(data["site"]) if data["site"] else None,
             packages=data["packages"],
             created_at=data["created_at"],
+            experiment_file=Path(data["experiment_file"]) if data["experiment_file"] else None,
+            sets=tuple(data["sets"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: damaged plan ({error})") from error

@@ -12,6 +12,7 @@ import shlex
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,7 +160,11 @@ def current(
             plan = None
         if plan is not None and plan.digests == digests and not _may_be_outdated(plan):
             return plan
-    plan = make(workspace, spec, profile, machine, records, durations, packages, digests=digests)
+    plan = replace(
+        make(workspace, spec, profile, machine, records, durations, packages, digests=digests),
+        experiment_file=workspace.experiment.absolute(),
+        sets=tuple(sets),
+    )
     try:
         planfile.save(plan, workspace.plan_file)
     except OSError as error:

@@ -18,6 +18,9 @@ _ORDER = (State.RUNNING, State.PENDING, State.SUBMITTING)
 """What goes on comes first, then what ended without a result, then the rest."""
 
 
+_WAITS = "waits"
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Runs that have something in common, and one of them."""
@@ -81,7 +84,7 @@ class Overview:
     def waiting_for(self) -> Sequence[Group]:
         """Why runs wait, in words, the most frequent reason first."""
         waiting = [run for run in self.runs if run.state in {State.PENDING, State.SUBMITTING}]
-        return _groups(waiting, {run.run_id: run.message or run.reason or "waits" for run in waiting})
+        return _groups(waiting, {run.run_id: run.message or run.reason or _WAITS for run in waiting})
 
     @cached_property
     def failures(self) -> Sequence[Group]:
@@ -102,6 +105,15 @@ def _groups(runs: Sequence[RunStatus], words: Mapping[str, str]) -> Sequence[Gro
     counts = Counter(words[run.run_id] for run in runs)
     first = {words[run.run_id]: run.label for run in reversed(runs)}
     return [Group(text, count, first[text]) for text, count in counts.most_common()]
+
+
+def waiting_in_words(seen: Overview) -> str:
+    """How many runs wait, and for what most of them do."""
+    count = sum(run.state.live and run.state is not State.RUNNING for run in seen.runs)
+    words = f"{count} waiting"
+    if count and (why := seen.waiting_for[0]).words != _WAITS:
+        words += f" ({why.words})" if why.count == count else f" ({why.count} of them: {why.words})"
+    return words + (f", {seen.num_unsent} not sent yet" if seen.num_unsent else "")
 
 
 def progress_in_words(run: RunStatus) -> str:

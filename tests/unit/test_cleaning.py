@@ -306,9 +306,10 @@ def test_it_asks_at_a_terminal(
     os.write(ours, answer.encode())
     with open(theirs, encoding="utf-8") as terminal:
         monkeypatch.setattr(sys, "stdin", terminal)
-        code, _, stderr = typed("--keep", "none")
+        code, stdout, stderr = typed("--keep", "none")
     os.close(ours)
     assert code == 0 and "Remove 1,011 bytes? This cannot be undone." in stderr
+    assert ("nothing was removed" in stdout) is stays
     assert run.checkpoint.exists() is stays
 
 
@@ -317,7 +318,11 @@ def test_it_asks_at_a_terminal(
     [
         (["--keep", "none"], "nobody is there to ask\n  fix: add --yes to remove, or --dry-run to look"),
         (["--json"], "--json asks nothing\n  fix: add --dry-run to look, or --yes to remove"),
-        (["--state", "running"], "--state running: runs that are running keep everything"),
+        (
+            ["--state", "running"],
+            "runs that are running keep everything\n  fix: orchestrate cancel ends",
+        ),
+        (["--state", "planned"], "have no files yet\n  fix: orchestrate submit sends them, orchestrate db rebuild"),
         (["--older-than", "7"], '--older-than: "7" has no unit'),
         (["--older-than", "0d"], '--older-than: "0d" is no time at all'),
     ],

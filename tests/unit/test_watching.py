@@ -233,6 +233,20 @@ def test_lines_tell_each_change_once() -> None:
     assert said[1:3] == ["a: running", "c: succeeded"]
 
 
+def test_lines_say_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the same line not again and again."""
+    now_s = [0.0]
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now_s[0])
+    said: list[str] = []
+    lines = Lines(said.append)
+    queued = [run("a", State.PENDING, "waits for 1 core (0 of 2 free)"), run("b", State.PENDING, "waits for 1 core")]
+    for second in range(0, 660, 20):
+        now_s[0] = float(second)
+        lines.show(Overview(queued[:1] if second < 620 else queued))
+    line = "0/1 done, 0 running, 1 waiting (waits for 1 core (0 of 2 free))"
+    assert said == [line, line, "0/2 done, 0 running, 2 waiting (1 of them: waits for 1 core (0 of 2 free))"]
+
+
 @dataclass
 class _Site:
     name: str = "lab"

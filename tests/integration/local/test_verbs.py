@@ -151,6 +151,21 @@ def test_the_exit_code_tells_whether_all_or_some_failed(planned: Lab, monkeypatc
 
 
 @pytest.mark.torch
+def test_retry_tells_of_an_edited_experiment_file_only(planned: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of what --set said or another file was planned from; there is no job script on this machine."""
+    monkeypatch.setenv("ORCHESTRATE_LAB_TODO", '{"bad_seed": 0}')
+    file = planned.root / "experiment.toml"
+    file.rename(planned.root / "other.toml")
+    assert planned.run("submit", "--local", "--wait", "-e", "other.toml", "--set", "seed=0")[0] == 1
+    code, _, stderr = planned.run("retry", "--failed", "--wait")
+    assert code == 1 and "otherwise" not in stderr
+    (planned.root / "other.toml").write_text(EXPERIMENT.replace("epochs = 1", "epochs = 2"))
+    code, _, stderr = planned.run("retry", "--failed", "--wait")
+    assert "note: the experiment file says otherwise than the last plan; retry sends with the time limit and" in stderr
+    assert "job script" not in stderr
+
+
+@pytest.mark.torch
 def test_each_run_is_told_once_when_a_canary_goes_first(planned: Lab) -> None:
     """And nothing is counted as to come after it where nothing does."""
     code, _, stderr = planned.run("submit", "--local", "--canary", "--wait", "--set", "seed=0")
