@@ -21,6 +21,7 @@ from workloads.contract import State
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from orchestrator.executors.protocol import Insisted
     from orchestrator.tracking.tracker import RunStatus
     from workloads.rundir import RunDir
 
@@ -137,8 +138,9 @@ def cancel(
 ) -> None:
     """Stop runs.
 
-    What waits is taken out of the queue, what runs is ended. A run that has ended stays as it is, and is not sent again
-    by itself. Checkpoints stay: orchestrate retry goes on from them.
+    What waits is taken out of the queue, what runs is ended; on this machine, what does not end when it is asked to is
+    killed. A run that has ended stays as it is, and is not sent again by itself. Checkpoints stay: orchestrate retry goes
+    on from them.
 
     Example: orchestrate cancel --all
     """
@@ -160,14 +162,14 @@ def cancel(
         output.talk(f"{len(ending)} of them {still} being ended by Slurm; orchestrate status shows when that is over")
     if left:
         raise OperationError(
-            f"not ended yet: {counted(len(left), 'run')}, {naming.listed(left)}",
-            why="they got SIGKILL and are still there",
-            hint="orchestrate status shows when they are gone",
+            f"not ended yet: {counted(len(left), 'run')}, {naming.listed([run for run in live if run.run_id in left])}",
+            why="; ".join(dict.fromkeys(each.what for each in left.values())),
+            hint="; ".join(dict.fromkeys(each.hint for each in left.values())),
         )
 
 
-def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> list[RunStatus]:
-    """Ask for the end of runs and wait for it; those that have not ended by then."""
+def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> dict[str, Insisted]:
+    """Ask for the end of runs and insist on it; by run id, those that have not ended for all that."""
     import time
 
     from db.engine import open_store
@@ -182,7 +184,7 @@ def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> list[RunStatus]:
         from db.submissions import live as live_attempts
 
         tokens = {record.run_id: record.token or "" for record in live_attempts(store)}
-        left: list[RunStatus] = []
+        left: dict[str, Insisted] = {}
         for target in sorted({run.target or "" for run in live}):
             carrier = tracker.executor(target, workspace.runs)
             if carrier is None:
@@ -193,7 +195,13 @@ def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> list[RunStatus]:
             while meant and time.monotonic() < deadline:
                 meant = [run for run in meant if Exit.read(places[run.run_id]) is None]
                 time.sleep(0.1 if meant else 0)
-            left += meant if carrier.cancel_wait_s else []
+            by_token = {tokens[run.run_id]: run for run in meant}
+            for each in carrier.insist([(places[run.run_id], token) for token, run in by_token.items()]):
+                run = by_token[each.token]
+                if not each.ended:
+                    left[run.run_id] = each
+                elif each.what:
+                    output.talk(f"{run.run_id} {run.label}: {each.what}")
     with contextlib.suppress(StoreReadOnlyError), open_store(workspace.database) as store:
         bring_up_to_date(store, workspace.runs, fresh=True)
     return left

@@ -1,10 +1,12 @@
 """Local mode as the login side sees it: put attempts into the queue, look after it, ask for their end.
 
-Every command may be killed between any two lines here; ``orchestrator.submitter`` has how the next one makes up for it.
+Every command may be killed between any two lines here; ``orchestrator.sending.submitter`` has how the next one makes up
+for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -27,8 +29,8 @@ from orchestrator.executors.entries import (
     supervisor_name,
 )
 from orchestrator.executors.machine import local_machine
-from orchestrator.executors.protocol import Delivery, Receipt, Verdict
-from orchestrator.executors.witnesses import LocalView, verdict
+from orchestrator.executors.protocol import Delivery, Insisted, Receipt, Verdict
+from orchestrator.executors.witnesses import LocalView, Supervisor, host_fate, started_on, verdict
 from orchestrator.together import for_each
 from workloads.contract import Hardware, State
 from workloads.rundir import AttemptDir
@@ -40,7 +42,7 @@ class LocalExecutor:
     """Carries out attempts on this machine."""
 
     cancel_wait_s = 20.0
-    """A supervisor needs less to end its run; what takes longer is stuck in the kernel."""
+    """A supervisor needs less to end its run; one that takes longer is stopped, or has no room for its verdict."""
 
     def __init__(self, runs: Path, *, job: str = DEFAULT_JOB) -> None:
         self._folder = QueueFolder(runs)
@@ -155,6 +157,45 @@ class LocalExecutor:
             if not self._is_supervised(token) and claim_start(attempt):
                 Exit(State.CANCELLED, "cancelled", "cancelled before it started").write(attempt)
                 self._folder.finish(token)
+
+    def insist(self, attempts: Sequence[tuple[AttemptDir, str]]) -> list[Insisted]:
+        """End attempts whose supervisor does not answer: on this machine, it and its ranks get SIGKILL."""
+        return [self._insist(attempt, token) for attempt, token in attempts]
+
+    def _insist(self, attempt: AttemptDir, token: str) -> Insisted:
+        asked = f"was asked and has not answered in {self.cancel_wait_s:.0f} s"
+        what = ""
+        if supervisor := processes.supervisor_of(token):
+            who = f"its supervisor, pid {supervisor} on this host, {asked}"
+            if not processes.kill_supervised(token, supervisor):
+                what = f"{who}; it and its ranks got SIGKILL, and not all are gone: stuck in the kernel"
+                return Insisted(token, False, what, "orchestrate status shows when they are gone")
+            what = f"{who}, so it and its ranks were killed"
+            self._wait_for_release(token)
+        elif Exit.read(attempt) is None and (place := self._out_of_reach(attempt, token)):
+            what = f"its supervisor {place} {asked}, and its processes are out of reach from here"
+            return Insisted(token, False, what, f"orchestrate cancel, {place}")
+        # On a full disk this cannot be written; then the request itself tells how it ended.
+        with contextlib.suppress(OSError):
+            if Exit.read(attempt) is None:
+                claim_start(attempt)
+                Exit(State.CANCELLED, "cancelled", "stopped by orchestrate cancel").write(attempt)
+            self._folder.finish(token)
+        return Insisted(token, True, what)
+
+    def _wait_for_release(self, token: str) -> None:
+        """A killed process lets go of its lease a moment after it is no more to be seen."""
+        deadline = time.monotonic() + 5.0
+        while leases.held(supervisor_name(token)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def _out_of_reach(self, attempt: AttemptDir, token: str) -> str:
+        """Where a supervisor lives that is none of the processes we see; empty when it is gone."""
+        host, here = started_on(attempt), processes.Host.here()
+        if leases.held(supervisor_name(token)):
+            return f"in another container on {here.name}"
+        elsewhere = host is not None and host_fate(host, here) is Supervisor.ELSEWHERE
+        return f"on {host.name}" if host is not None and elsewhere else ""
 
     def _is_supervised(self, token: str) -> bool:
         """Whether a supervisor is at work, or just being started."""

@@ -44,6 +44,32 @@ def of_attempt(token: str, *, session: int | None = None) -> list[int]:
     return found
 
 
+def supervisor_of(token: str) -> int | None:
+    """The living supervisor of an attempt, which has its order, and so the token, on its command line."""
+    mark = f'"token": "{token}"'.encode()
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (path / "cmdline").read_bytes().split(b"\0")
+                if b"orchestrator.executors.supervisor" in words and any(mark in word for word in words):
+                    return int(path.name)
+    return None
+
+
+def kill_supervised(token: str, supervisor: int) -> bool:
+    """SIGKILL a supervisor and all of its attempt; False when something is still there (stuck in the kernel)."""
+    # Its session first: as long as its leader is there, no other has that number.
+    gone = kill_attempt(token, session=supervisor)
+    deadline = time.monotonic() + 5.0
+    while (pid := supervisor_of(token)) is not None:
+        if time.monotonic() > deadline:
+            return False
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    return gone
+
+
 def _in_session(path: Path, session: int | None) -> bool:
     if session is None:
         return False

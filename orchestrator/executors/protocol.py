@@ -80,11 +80,24 @@ class Verdict:
     """Where the attempt's own files may not tell it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Insisted:
+    """What came of ending an attempt that did not end when it was asked to."""
+
+    token: str
+    ended: bool
+    what: str = ""
+    """What was found and done, for people; empty when it had ended by itself."""
+    hint: str = ""
+    """What is left to do."""
+
+
 class Executor(Protocol):
     """One way of carrying out attempts."""
 
     cancel_wait_s: float
-    """How long it takes at most until an attempt whose end was asked for has ended; 0 does not wait."""
+    """How long it takes at most until an attempt whose end was asked for has ended; 0 does not wait,
+    and insists on nothing."""
 
     def room(self) -> int | None:
         """How many attempts are taken now; None when there is no limit."""
@@ -105,6 +118,9 @@ class Executor(Protocol):
 
     def cancel(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
         """Ask for an end of attempts, given as directory and token; one that has ended stays as it is."""
+
+    def insist(self, attempts: Sequence[tuple[AttemptDir, str]]) -> list[Insisted]:
+        """End attempts, given as directory and token, that were asked to and have not :attr:`cancel_wait_s` later."""
 
     def retire(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
         """See to it that attempts which ended, given as directory and token, do not come back: later ones take over."""

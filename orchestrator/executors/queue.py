@@ -189,15 +189,20 @@ class Queue:
             processes.kill_attempt(token)
             why = "the machine was restarted" if fate is Supervisor.REBOOTED else "its supervisor was killed"
             log.info("run %s attempt %s: %s", entry.run_id, entry.attempt, why)
-            conclude(
+            lost = Ending(State.LOST, "supervisor_lost", f"{why}; orchestrate retry goes on from its last checkpoint")
+            cancelled = Ending(State.CANCELLED, "cancelled", "stopped by orchestrate cancel")
+            ended = conclude(
                 exit_codes=(),
-                ending=Ending(
-                    State.LOST, "supervisor_lost", f"{why}; orchestrate retry goes on from its last checkpoint"
-                ),
+                ending=cancelled if self._folder.is_cancelled(token) else lost,
                 result=own_result(attempt),
                 failure=first_failure(attempt, entry.num_ranks),
                 hung=hung_ranks(attempt, entry.num_ranks),
-            ).write(attempt)
+            )
+            try:
+                ended.write(attempt)
+            except OSError as error:
+                log.warning("cannot write %s: %s", attempt.exit, error)
+                return False
         self._folder.finish(token)
         return True
 

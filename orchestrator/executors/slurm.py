@@ -26,7 +26,7 @@ from typing import Any
 from orchestrator.errors import OperationError
 from orchestrator.executors import at_work, slurm_commands, slurm_queries, slurm_queues
 from orchestrator.executors.endings import Exit
-from orchestrator.executors.protocol import NO_ROOM, UNREACHABLE, Delivery, Receipt, Verdict
+from orchestrator.executors.protocol import NO_ROOM, UNREACHABLE, Delivery, Insisted, Receipt, Verdict
 from orchestrator.executors.slurm_queries import Newest, SeenArray
 from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, shape_key
 from orchestrator.executors.slurm_states import verdict
@@ -186,6 +186,10 @@ class SlurmCluster:
             answer = slurm_commands.run("scancel", *batch)
             if not answer.ok and not _only_ended(answer.text):
                 raise answer.error(hint="nothing was changed here; orchestrate cancel asks again")
+
+    def insist(self, attempts: Sequence[tuple[AttemptDir, str]]) -> list[Insisted]:  # noqa: ARG002
+        """Slurm ends its jobs itself, with SIGKILL at last."""
+        return []
 
     def retire(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
         """Take back from Slurm what it might start again, before a later attempt takes over."""

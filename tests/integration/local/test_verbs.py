@@ -16,6 +16,7 @@ import pytest
 from db.engine import open_store
 from db.submissions import record_intents, withdraw
 from orchestrator.executors.endings import Exit
+from orchestrator.executors.protocol import Delivery
 from workloads.contract import State
 from workloads.rundir import RunDir
 
@@ -339,6 +340,59 @@ def test_cancel_stops_what_waits_and_what_runs(lab: Lab) -> None:
     assert (code, stdout) == (0, "0 runs cancelled\n")
     assert "cancelled already" in stderr
     assert Exit.read(running.attempt) == before
+
+
+IMPATIENT = "LocalExecutor.cancel_wait_s = 1.0"
+
+
+def supervisor(run: Delivery) -> int:
+    return int(json.loads(run.attempt.submission.read_text())["job_id"])
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_cancel_is_final_where_the_supervisor_does_not_answer(lab: Lab, full: bool) -> None:
+    """It is stopped and its ranks train on; with a full disk nothing can be written of it either."""
+    (run,) = lab.submit(lab.spec(gpus=1, cpus_per_rank=0, sleep=600, stubborn=True, child=True))
+    rank = seen(run)
+    wait_until((run.attempt.path / "child.json").exists)
+    pid = supervisor(run)
+    os.kill(pid, signal.SIGSTOP)
+    code, stdout, stderr = lab.run("cancel", "--all", patch=IMPATIENT + (FULL_EXIT if full else ""))
+    assert (code, stdout) == (0, "1 run cancelled\n"), stderr
+    assert f"its supervisor, pid {pid} on this host, was asked and has not answered in 1 s" in stderr
+    assert "so it and its ranks were killed" in stderr
+    assert not alive(pid) and not alive(rank["pid"])
+    assert not alive(json.loads((run.attempt.path / "child.json").read_text()))
+    (row,) = status(lab)
+    assert (row["state"], row["message"]) == ("cancelled", "stopped by orchestrate cancel")
+
+
+FULL_EXIT = """
+import errno, os
+from orchestrator.executors.endings import Exit
+def full(self, attempt):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+Exit.write = full
+"""
+
+
+def test_cancel_says_where_a_run_goes_on_that_is_out_of_its_reach(lab: Lab) -> None:
+    """The runs folder is shared, the processes are not."""
+    (run,) = lab.submit(lab.spec(gpus=1, cpus_per_rank=0, sleep=600))
+    rank = seen(run)
+    os.kill(lab.queue_pid(), signal.SIGKILL)
+    os.kill(supervisor(run), signal.SIGSTOP)
+    started = json.loads(run.attempt.supervisor.read_text())
+    started["host"]["name"] = "n7"
+    run.attempt.supervisor.write_text(json.dumps(started))
+    unseen = IMPATIENT + "\nfrom orchestrator.executors import leases, processes\n"
+    unseen += "processes.supervisor_of = lambda token: None; leases.held = lambda name: False\n"
+    unseen += "processes.kill_attempt = lambda *a, **k: True\n"
+    code, stdout, stderr = lab.run("cancel", "--all", patch=unseen)
+    assert (code, stdout) == (1, "0 runs cancelled\n")
+    assert "  why: its supervisor on n7 was asked and has not answered in 1 s" in stderr
+    assert stderr.endswith("  fix: orchestrate cancel, on n7\n") and "SIGKILL" not in stderr
+    assert alive(rank["pid"])
 
 
 def test_logs_of_a_rank_a_stream_an_attempt(lab: Lab) -> None:
