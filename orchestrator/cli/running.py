@@ -139,8 +139,8 @@ def cancel(
     """Stop runs.
 
     What waits is taken out of the queue, what runs is ended; on this machine, what does not end when it is asked to is
-    killed. A run that has ended stays as it is, and is not sent again by itself. Checkpoints stay: orchestrate retry goes
-    on from them.
+    killed. A run that has ended stays as it is, and is not sent again by itself. Checkpoints stay: orchestrate retry
+    goes on from them.
 
     Example: orchestrate cancel --all
     """

@@ -5,6 +5,7 @@ RUNS/queue/
     pending/<token>.json     an attempt that waits (Entry)
     running/<token>.json     an attempt whose supervisor was started
     cancelled/<token>        ask for the end of an attempt
+    untold/<token>           an attempt has ended, and the disk had no room for how
     waiting.json             why each pending attempt waits, in words; written by the queue process
     log.txt                  what the queue process says
 """
@@ -133,12 +134,13 @@ class QueueFolder:
         self.pending = self.path / "pending"
         self.running = self.path / "running"
         self.cancelled = self.path / "cancelled"
+        self.untold = self.path / "untold"
         self.outbox = self.path / "outbox"
         self.waiting = self.path / "waiting.json"
         self.log = self.path / "log.txt"
 
     def create(self) -> None:
-        for folder in (self.pending, self.running, self.cancelled, self.outbox):
+        for folder in (self.pending, self.running, self.cancelled, self.untold, self.outbox):
             folder.mkdir(parents=True, exist_ok=True)
 
     def put(self, entry: Entry) -> None:
@@ -181,7 +183,7 @@ class QueueFolder:
 
     def finish(self, token: str) -> None:
         """Forget an entry whose end is on record in the run's directory."""
-        for path in (self.running / f"{token}.json", self.cancelled / token):
+        for path in (self.running / f"{token}.json", self.cancelled / token, self.untold / token):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
@@ -190,6 +192,14 @@ class QueueFolder:
 
     def is_cancelled(self, token: str) -> bool:
         return (self.cancelled / token).exists()
+
+    def note_untold(self, token: str) -> None:
+        """Leave word that an attempt has ended; an empty file mostly has room where its verdict has none."""
+        with contextlib.suppress(OSError):
+            (self.untold / token).touch()
+
+    def is_untold(self, token: str) -> bool:
+        return (self.untold / token).exists()
 
     def why_waiting(self) -> dict[str, str]:
         """Token -> reason, as the queue process last saw it."""

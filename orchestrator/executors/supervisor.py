@@ -90,7 +90,7 @@ def main() -> None:
         log.exception("could not start")
         processes.kill_attempt(order.token, session=os.getpid())
         ended = Exit(State.FAILED, "start_failed", f"the run could not be started: {error}")
-    _write_persistently(ended, attempt)
+    _write_persistently(ended, attempt, partial(folder.note_untold, order.token))
     folder.finish(order.token)
 
 
@@ -344,14 +344,19 @@ def _last_line(stream: IO[bytes]) -> str:
     return lines[-1].strip() if lines else ""
 
 
-def _write_persistently(ended: Exit, attempt: AttemptDir) -> None:
-    """Write the verdict, waiting for room on a full disk; without it the attempt would count as lost."""
+def _write_persistently(ended: Exit, attempt: AttemptDir, say_so: Callable[[], None]) -> None:
+    """Write the verdict, waiting for room on a full disk; without it the attempt would count as lost.
+
+    Args:
+        say_so: called while it cannot be written.
+    """
     deadline = time.monotonic() + WRITE_RETRY_S
     while True:
         try:
             ended.write(attempt.create())  # it may have been removed meanwhile
         except OSError as error:
             log.warning("cannot write %s: %s", attempt.exit, error)
+            say_so()
             if time.monotonic() > deadline:
                 return
             time.sleep(1.0)

@@ -59,6 +59,8 @@ class Witnesses:
     waits_for: str = ""
     """The queue's reason."""
     cancelling: bool = False
+    untold: bool = False
+    """It has ended, and its supervisor found no room on the disk to write how."""
     silent_s: float | None = None
     """Seconds since the last sign of life in the run's directory."""
     host: str = ""
@@ -73,6 +75,8 @@ def verdict(w: Witnesses) -> Verdict:
         return w.result
     if w.exit is not None:
         return Verdict(w.exit.state, w.exit.reason, w.exit.message)
+    if w.supervisor is Supervisor.ALIVE and w.untold:
+        return Verdict(State.RUNNING, "disk_full", "it has ended, and the disk has no room to write how: make some")
     if w.supervisor is Supervisor.ALIVE:
         return Verdict(State.RUNNING, "cancelling" if w.cancelling else "")
     if w.supervisor in {Supervisor.GONE, Supervisor.REBOOTED}:
@@ -137,6 +141,7 @@ class LocalView:
             submit_host=self._submit_host,
             waits_for=self._waiting.get(token, ""),
             cancelling=self._folder.is_cancelled(token),
+            untold=self._folder.is_untold(token),
             silent_s=_silence_s(attempt, self._now),
             host=host,
         )

@@ -37,6 +37,7 @@ FAILURE = Verdict(State.FAILED, "program_error", "rank 0: boom")
         ({"supervisor": Supervisor.ALIVE}, State.RUNNING, "", ""),
         ({"supervisor": Supervisor.ALIVE, "result": FAILURE}, State.RUNNING, "", ""),
         ({"supervisor": Supervisor.ALIVE, "cancelling": True}, State.RUNNING, "cancelling", ""),
+        ({"supervisor": Supervisor.ALIVE, "untold": True}, State.RUNNING, "disk_full", "it has ended, and the disk"),
         ({"supervisor": Supervisor.GONE, "result": FAILURE}, State.FAILED, "program_error", "rank 0: boom"),
         ({"supervisor": Supervisor.GONE}, State.LOST, "supervisor_lost", "its supervisor was killed"),
         ({"supervisor": Supervisor.GONE, "cancelling": True}, State.CANCELLED, "cancelled", "stopped by"),
@@ -80,6 +81,7 @@ def all_witnesses() -> list[Witnesses]:
         "queue_alive": [False, True],
         "submit_alive": [False, True],
         "cancelling": [False, True],
+        "untold": [False, True],
         "silent_s": [None, 1.0, SILENCE_S + 1],
     }
     return [Witnesses(**dict(zip(choices, values, strict=True))) for values in itertools.product(*choices.values())]
@@ -88,7 +90,7 @@ def all_witnesses() -> list[Witnesses]:
 def test_in_every_combination() -> None:
     """A success stands, a living supervisor is no dead run, what may still start is not lost, nothing is undecided."""
     combinations = all_witnesses()
-    assert len(combinations) == 3 * 3 * 3 * 3 * 5 * 2 * 2 * 2 * 3
+    assert len(combinations) == 3 * 3 * 3 * 3 * 5 * 2 * 2 * 2 * 2 * 3
     for w in combinations:
         state = verdict(w).state
         if w.result is SUCCESS:

@@ -16,6 +16,7 @@ import pytest
 from db.engine import open_store
 from db.submissions import record_intents, withdraw
 from orchestrator.executors.endings import Exit
+from orchestrator.executors.entries import QueueFolder
 from orchestrator.executors.protocol import Delivery
 from workloads.contract import State
 from workloads.rundir import RunDir
@@ -374,6 +375,21 @@ def full(self, attempt):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 Exit.write = full
 """
+
+
+def test_status_says_when_the_disk_has_no_room_for_how_a_run_ended(lab: Lab) -> None:
+    """Its ranks are gone, and its supervisor waits for room: not a run that trains."""
+    (run,) = lab.submit(lab.spec(gpus=1, cpus_per_rank=0, sleep=600))
+    rank = seen(run)
+    run.attempt.exit.mkdir()  # nothing can be written there
+    os.kill(rank["pid"], signal.SIGKILL)
+    wait_until(lambda: QueueFolder(lab.runs).is_untold(run.token), what="the supervisor notes it")
+    (row,) = status(lab)
+    assert (row["state"], row["reason"]) == ("running", "disk_full") and not alive(rank["pid"])
+    run.attempt.exit.rmdir()
+    assert lab.wait_exit(run)[0].state is State.FAILED
+    wait_until(lambda: not QueueFolder(lab.runs).is_untold(run.token))
+    assert status(lab, "--no-recover")[0]["state"] == "failed"
 
 
 def test_cancel_says_where_a_run_goes_on_that_is_out_of_its_reach(lab: Lab) -> None:
