@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,17 +95,21 @@ def results(
     workspace = Workspace.at(runs=runs, database=database)
     style = output.chosen(format, json)
     shown: Sequence[Mapping[str, Any]]
-    by, wanted = _keys(group_by, "--group-by"), _keys(select, "--select")
+    by = _keys(group_by, "--group-by")
     if by and published:
         raise InputError("--published is for single runs", where=f"--group-by {group_by}", hint="leave one of them out")
     others = experiments.load(experiment, sets or []) if published else None
+    wanted = _keys(select, "--select", others)
+    _insist_on_measured(where or [])
     with _collected(workspace) as store:
         rows = queries.summaries(store, where or [])
     if others is not None:
         shown = list(beside(rows, others))
         columns = _published_columns(_run_columns(rows, wanted, style), others)
     elif by:
-        metrics = _numbers(wanted) or list(_METRICS)
+        # A key is alike in a group: it stands there as it is, once.
+        metrics = [name for name in (wanted or _METRICS) if name not in by]
+        _insist_on_numbers(metrics)
         shown = statistics.grouped(rows, by, metrics)
         columns = _group_columns(shown, by, metrics, style)
     else:
@@ -242,13 +246,48 @@ def _say_unfinished(rows: Sequence[Mapping[str, Any]]) -> None:
         output.talk(f"note: {unfinished} of {len(rows)} runs have no result yet")
 
 
-def _keys(text: str, option: str) -> list[str]:
+def _keys(text: str, option: str, others: ExperimentSpec | None = None) -> list[str]:
+    """The columns that an option names, each once; figures of others among them where these are shown."""
+    from db.queries import SUMMARY_COLUMNS
+
+    known = [*SUMMARY_COLUMNS, *(_columns_of_others(others) if others is not None else ())]
+    names = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
+    return [_known(name, f"{option} {text}", known) for name in names]
+
+
+def _known(name: str, where: str, known: Iterable[str]) -> str:
+    """The name of a column; one of others, where they are not shown, is no misspelling."""
     from db.queries import known_column
+    from orchestrator.planning.published import PREFIX
 
-    return [known_column(name.strip(), f"{option} {text}") for name in text.split(",") if name.strip()]
+    names = list(known)
+    if name.startswith(PREFIX) and not any(column.startswith(PREFIX) for column in names):
+        why = "figures of others come from the experiment file"
+        raise InputError(f"no column {name!r}", where=where, why=why, hint="add --published")
+    return known_column(name, where, names)
 
 
-def _numbers(names: Sequence[str]) -> list[str]:
+def _columns_of_others(spec: ExperimentSpec) -> list[str]:
+    from orchestrator.planning.published import PREFIX, figures
+
+    return [PREFIX + name for name in (*figures(spec), "on")]
+
+
+def _insist_on_measured(conditions: Sequence[str]) -> None:
+    """Raises InputError for a condition on figures of others: the database does not have them."""
+    from orchestrator.planning.published import PREFIX
+
+    for text in conditions:
+        if text.strip().startswith(PREFIX):
+            raise InputError(
+                "conditions are on what was measured",
+                where=f"--where {text}",
+                why="figures of others come from the experiment file",
+                hint=f"--where {text.strip().removeprefix(PREFIX)}; --sort takes figures of others",
+            )
+
+
+def _insist_on_numbers(names: Sequence[str]) -> None:
     from db.queries import SUMMARY_COLUMNS
 
     for name in names:
@@ -256,7 +295,6 @@ def _numbers(names: Sequence[str]) -> list[str]:
             raise InputError(
                 f"{name} has no median", where="--select", hint="with --group-by, select numbers only; the others group"
             )
-    return list(names)
 
 
 def _run_columns(
@@ -273,10 +311,15 @@ def _run_columns(
 
 
 def _published_columns(measured: Sequence[str | output.Column], spec: ExperimentSpec) -> list[str | output.Column]:
-    """Each measured figure that others published too, theirs right of it; all other columns stay as they are."""
+    """Each measured figure that others published too, theirs right of it; all other columns stay as they are.
+
+    Where columns of others were selected, nothing is added.
+    """
     from orchestrator.planning.published import PREFIX, figures
 
     names = [column if isinstance(column, str) else column.name for column in measured]
+    if any(name.startswith(PREFIX) for name in names):
+        return list(measured)
     both = [name for name in figures(spec) if name not in names]
     columns: list[str | output.Column] = []
     for column, name in [*zip(measured, names, strict=True), *zip(both, both, strict=True)]:
@@ -311,10 +354,8 @@ def _with_range(name: str) -> Any:
 
 def _sorted(rows: Sequence[Mapping[str, Any]], sort: str) -> list[Mapping[str, Any]]:
     """Rows by one column; those without a value come last either way."""
-    from db.queries import known_column
-
     name = sort.removeprefix("-")
     if rows:
-        known_column(name, f"--sort {sort}", rows[0])
+        _known(name, f"--sort {sort}", rows[0])
     with_value = sorted((row for row in rows if row[name] is not None), key=lambda row: row[name], reverse=sort != name)
     return [*with_value, *(row for row in rows if row[name] is None)]

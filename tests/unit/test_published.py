@@ -91,6 +91,15 @@ def test_published_figures_stand_right_of_measured_ones(measured: None, capsys: 
     assert [(row["strategy"], row["published_on"]) for row in rows] == [("eager", "paper"), ("local_sgd", None)]
 
 
+def test_figures_of_others_can_be_selected(measured: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Then nothing is added to what was named; a figure that the file has not is no column."""
+    command = ["results", "--published", "--set", "hardware=cpu", "-f", "csv", "--select"]
+    assert run([*command, "seed,published_test_accuracy", "--sort", "published_test_accuracy"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["seed,published_test_accuracy", "0,0.99", "0,", "0,"]
+    assert run([*command, "published_peak_memory_bytes"]) == 2
+    assert "no column 'published_peak_memory_bytes'" in capsys.readouterr().err
+
+
 def test_figures_of_a_strategy_with_options_stand_beside_runs_that_have_them(
     campaign: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,6 +106,18 @@ def test_a_group_over_results_of_other_code_or_cards_says_so(study: Any, capsys:
     assert "differ in device_name" in err and "--stale" not in err
 
 
+def test_a_key_of_a_group_stands_there_as_it_is_and_once(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Selected beside grouping by it, named twice, or one of the columns that are shown anyway."""
+    out, _ = _out(capsys, "results", "--group-by", "strategy,seed,seed", "--select", "seed,lr,strategy", "-f", "csv")
+    head, first, *_ = csv.reader(io.StringIO(out))
+    assert head == ["strategy", "seed", "n", "failed", "diverged", "lr", "lr_min", "lr_max"]
+    assert first[:2] == ["ddp", "0"]
+    head, *_ = csv.reader(io.StringIO(_out(capsys, "results", "-g", "test_accuracy", "-f", "csv")[0]))
+    assert len(head) == len(set(head)) and "test_accuracy_min" not in head
+    out, _ = _out(capsys, "results", "-g", "seed", "-s", "seed", "-f", "csv")
+    assert out.splitlines()[0] == "seed,n,failed,diverged"
+
+
 def test_rows_of_several_experiments_say_which(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert "experiment" not in _out(capsys, "results")[0]
     study.done(seed=9, experiment="résumé 实验")
@@ -125,6 +137,17 @@ def test_rows_of_several_experiments_say_which(study: Any, capsys: pytest.Captur
             "--sort -epoch_tim: no column 'epoch_tim'\n  fix: did you mean epoch_time_s?",
         ),
         (["results", "--where", "lr"], "--where lr: not a condition"),
+        (
+            ["results", "--select", "published_test_accuracy"],
+            "--select published_test_accuracy: no column 'published_test_accuracy'\n"
+            "  why: figures of others come from the experiment file\n  fix: add --published",
+        ),
+        (["results", "--sort", "published_on"], "--sort published_on: no column 'published_on'\n  why: figures of"),
+        (
+            ["results", "--where", "published_test_accuracy>0.5"],
+            "--where published_test_accuracy>0.5: conditions are on what was measured\n"
+            "  why: figures of others come from the experiment file\n  fix: --where test_accuracy>0.5;",
+        ),
         (["results", "-g", "model", "-s", "device_name"], "--select: device_name has no median"),
         (["query", "SELECT :a", "-p", "a"], "-p a: not a parameter\n  fix: -p NAME=VALUE"),
         (["query", "SELECT :a", "-p", "a=1", "-p", ":a=2"], "-p :a=2: :a is given twice\n  fix: leave one of them out"),
