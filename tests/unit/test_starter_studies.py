@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,26 @@ def test_each_published_row_is_one_cell(name: str) -> None:
     rules = experiment.parse(studies.read(name), "x").published
     assert sum(len(cell.published) for cell in found.cells) == len(rules)
     assert all(len(cell.published) <= 1 for cell in found.cells)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_with_every_wish_a_figure_stands_beside_the_work_of_its_row_only(name: str) -> None:
+    """Not beside part of the data, another batch or another way with the same strategy. From whatever weights: those of
+    the study that went on from ImageNet's are a wish, and the figures that it published do not depend on them."""
+
+    def rows(found: Matrix) -> list[tuple[str, dict[str, Any]]]:
+        elsewhere = {"hardware", "cpus", "seed", "repeat", "pretrained"}
+        return [
+            (f"{published.on} {published.figures}", {k: v for k, v in cell.train.to_json().items() if k not in elsewhere})
+            for cell in found.cells
+            for published in cell.published
+        ]
+
+    theirs = dict(rows(expand(studies.read(name))))
+    wished = rows(expand(with_wishes(name)))
+    assert len(wished) >= len(theirs) > 0
+    for figures, work in wished:
+        assert work == theirs[figures]
 
 
 @pytest.mark.parametrize("name", STUDIES)
