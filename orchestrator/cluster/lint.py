@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.cluster.sbatch import INDISPENSABLE, OWNED_DIRECTIVES, SHORT_OPTIONS
@@ -51,6 +52,99 @@ def script_faults(text: str, wanted: Options, forbid: Collection[str] = ()) -> I
                 yield Fault(f"line {number} of the script cannot be read ({error}): {line}")
         started = started or bool(line.strip() and not line.lstrip().startswith("#"))
     yield from _against(found, wanted, forbid)
+
+
+def launch_faults(text: str) -> Iterator[Fault]:
+    """Whether a script comes to starting a rank; told by its words, as Bash would read them.
+
+    What stands under a condition is left to the job: a script may well end where something is missing.
+    """
+    commands = list(_commands(text.split("\n")))
+    first = next((i for i, (_, line) in enumerate(commands) if _starts_a_rank(line)), None)
+    if first is None:
+        what = "the script starts no rank: nothing runs the command that rank holds"
+        yield Fault(what, 'write srun {{ srun }} "${rank[@]}", or {{ super() }}, in the block launch')
+        return
+    open_parts: list[str] = []
+    for number, line in commands[:first]:
+        if _ends(line, open_parts):
+            yield Fault(
+                f"line {number} of the script ends it before any rank is started: {line.strip().splitlines()[0]}",
+                "take it out of the prologue, or of your template; to end a job, let a line of the prologue fail",
+            )
+            return
+
+
+_RANK = re.compile(r"\brank\[[@*]\]|submitit\.core\._submit")
+_HEREDOC = re.compile(r"(?<!<)<<(?!<)-?\s*[\\\"']?([A-Za-z_]\w*)")
+
+
+def _starts_a_rank(line: str) -> bool:
+    return not line.lstrip().startswith("rank=(") and _RANK.search(line) is not None
+
+
+def _commands(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Lines as Bash joins them, with the number of the first; neither comments nor texts that are fed to a command."""
+    at = 0
+    while at < len(lines):
+        line, after = lines[at], at + 1
+        comment = line.lstrip().startswith("#")
+        while not comment and after < len(lines) and (line.endswith("\\") or _words(line) is None):
+            line = (line.removesuffix("\\") if line.endswith("\\") else line + "\n") + lines[after]
+            after += 1
+        if not comment and _words(line) is None:  # a quote that nothing closes: not read as Bash does
+            line, after = lines[at], at + 1
+        if not comment:
+            yield at + 1, line
+            for word in _HEREDOC.findall(line):
+                end = next((i for i in range(after, len(lines)) if lines[i].lstrip("\t") == word), after - 1)
+                after = end + 1
+        at = after
+
+
+_CLOSED_BY = {"if": "fi", "case": "esac", "for": "done", "while": "done", "until": "done", "select": "done", "(": ")"}
+_AS_IT_STANDS = "} of a group"
+_STARTS = frozenset({"", ";", "{", "then", "else", "do", "!"})
+_PERHAPS = frozenset({"&&", "||", "|", ")"})
+
+
+def _ends(line: str, open_parts: list[str]) -> bool:
+    """Whether a line ends the script whatever happens.
+
+    Args:
+        line: it.
+        open_parts: the words that close what earlier lines have opened; changed in place.
+    """
+    before, of_function = "", False
+    for word in _words(line) or ():
+        starts = before in _STARTS
+        closing = open_parts[-1] if open_parts else ""
+        if word == "(" or (word in _CLOSED_BY and (starts or before in _PERHAPS)):
+            open_parts.append(_CLOSED_BY[word])
+        elif word == "{" and (starts or before in _PERHAPS or of_function):
+            open_parts.append(_AS_IT_STANDS if starts else "}")
+        elif word == closing or (word == "}" and closing == _AS_IT_STANDS):
+            open_parts.pop()
+        elif starts and word == "exit" and all(part == _AS_IT_STANDS for part in open_parts):
+            return True
+        of_function = before == "function"
+        before = word
+    return False
+
+
+def _words(line: str) -> list[str] | None:
+    """The words and operators of a line; None where a quote is left open."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    try:
+        words = list(lexer)
+    except ValueError:
+        return None
+    return [part for word in words for part in (_OPERATORS.findall(word) if set(word) <= _PUNCTUATION else [word])]
+
+
+_OPERATORS = re.compile(r"&&|\|\||.")
+_PUNCTUATION = frozenset("();<>|&")
 
 
 def _against(found: list[tuple[str, str | bool]], wanted: Options, forbid: Collection[str]) -> Iterator[Fault]:

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Mapping
 from enum import IntEnum
 from importlib import resources as package_files
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +272,10 @@ def _unknown_name(said: str, values: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _check(text: str, wanted: Directives, profile: ClusterProfile) -> None:
-    """Slurm reads ``#SBATCH`` only in column 0 and before the first command, and says nothing about the others."""
-    fault = next(lint.script_faults(text, wanted, profile.forbid), None)
+    """Slurm reads ``#SBATCH`` only in column 0 and before the first command, and says nothing about the others.
+
+    It says as little of a script that ends well and has started nothing.
+    """
+    fault = next(chain(lint.script_faults(text, wanted, profile.forbid), lint.launch_faults(text)), None)
     if fault is not None:
         raise InputError(fault.what, where=profile.template or SHIPPED_TEMPLATE, hint=fault.hint)

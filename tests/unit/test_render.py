@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -537,7 +538,8 @@ def test_the_exit_code_of_the_ranks_is_the_jobs(
 
 
 @pytest.mark.parametrize(
-    ("launch", "code"), [('"${rank[@]}" || (exit 7)', 0), ("(exit 7)", 7), ("(exit 7)\nstatus=3", 3)]
+    ("launch", "code"),
+    [('"${rank[@]}" || (exit 7)', 0), (': "${rank[@]}"; (exit 7)', 7), (': "${rank[@]}"\nstatus=3', 3)],
 )
 def test_the_exit_code_of_a_launch_of_ones_own_is_the_jobs(
     tmp_path: Path, launch: str, code: int, run: Callable[..., subprocess.CompletedProcess[str]]
@@ -580,6 +582,47 @@ def test_a_user_replaces_blocks(tmp_path: Path, newline: str) -> None:
     assert "\r" not in script
     setup, launch, teardown = (script.index(s) for s in ("ulimit -n 4096\n", "\nsrun ", "rm -rf /tmp/mine\n"))
     assert script.index("export SLURM_EXPORT_ENV=ALL") < setup < launch < teardown
+
+
+NO_RANK = "the script starts no rank: nothing runs the command that rank holds"
+
+
+@pytest.mark.parametrize(
+    ("block", "code", "fault"),
+    [
+        ("launch", "", NO_RANK),
+        ("launch", '# srun "${rank[@]}"', NO_RANK),
+        ("launch", 'rank=(nice "${rank[@]}")\necho done', NO_RANK),
+        ("launch", 'srun \\\n  "${rank[@]}"', ""),
+        ("launch", '"$python" -u -m submitit.core._submit "$folder"', ""),
+        ("setup", "exit 0", "line {} of the script ends it before any rank is started: exit 0"),
+        ("setup", "true; exit", "line {} of the script ends it before any rank is started: true; exit"),
+        ("setup", "{ date; exit 0; }", "line {} of the script ends it before any rank is started: { date; exit 0; }"),
+        ("setup", "[ -d /x ] || exit 0", ""),
+        ("setup", "[ -d /x ] || {\n echo no\n exit 0\n}", ""),
+        ("setup", "if [ ! -d /x ]; then\n exit 0\nfi", ""),
+        ("setup", "leave() {\n exit 0\n}\nfunction go {\n exit\n}", ""),
+        ("setup", "(cd /x; exit 0)\ncase $x in\n a) exit;;\nesac", ""),
+        ("setup", "python3 -c '\nimport os\nexit (0)\n'\necho it\\'s  # it's\necho $((1<<2)) $#", ""),
+        ("setup", "cat >/tmp/x <<-'END'\n\texit 0\n\tEND\ngrep -q x <<<y", ""),
+    ],
+)
+def test_a_script_comes_to_starting_its_ranks(tmp_path: Path, block: str, code: str, fault: str) -> None:
+    """One that ends before, or starts none, would end well in Slurm's eyes, time after time."""
+    content = '{%% extends "slurm.sh.j2" %%}\n{%% block %s %%}\n%s\n{%% endblock %%}\n' % (block, code)  # noqa: UP031
+    if not fault:
+        assert code in with_template(tmp_path, content)
+        return
+    with pytest.raises(InputError) as caught:
+        with_template(tmp_path, content)
+    assert re.sub(r"line \d+", "line {}", caught.value.what) == fault
+    assert caught.value.where == str(tmp_path / "mine.sh.j2") and caught.value.hint
+
+
+def test_a_line_of_a_prologue_that_ends_the_script_is_refused() -> None:
+    with pytest.raises(InputError, match="ends it before any rank is started: exit 0"):
+        text(lab('prologue = ["exit 0"]'), "a100:1", "eager")
+    assert "\nmodule load x || exit 3\n" in text(lab('prologue = ["module load x || exit 3"]'), "a100:1", "eager")
 
 
 OWN_DIRECTIVES = '{% extends "slurm.sh.j2" %}\n{% block directives %}\n{{ super() }}\n'

@@ -90,18 +90,17 @@ def test_with_every_wish_a_figure_stands_beside_the_work_of_its_row_only(name: s
     the study that went on from ImageNet's are a wish, and the figures that it published do not depend on them."""
 
     def rows(found: Matrix) -> list[tuple[str, dict[str, Any]]]:
+        return [(f"{p.on} {p.figures}", work(cell)) for cell in found.cells for p in cell.published]
+
+    def work(cell: Cell) -> dict[str, Any]:
         elsewhere = {"hardware", "cpus", "seed", "repeat", "pretrained"}
-        return [
-            (f"{published.on} {published.figures}", {k: v for k, v in cell.train.to_json().items() if k not in elsewhere})
-            for cell in found.cells
-            for published in cell.published
-        ]
+        return {key: value for key, value in cell.train.to_json().items() if key not in elsewhere}
 
     theirs = dict(rows(expand(studies.read(name))))
     wished = rows(expand(with_wishes(name)))
     assert len(wished) >= len(theirs) > 0
-    for figures, work in wished:
-        assert work == theirs[figures]
+    for figures, done in wished:
+        assert done == theirs[figures]
 
 
 @pytest.mark.parametrize("name", STUDIES)
