@@ -87,7 +87,9 @@ def _init_cluster(profile: str | None, *, force: bool, list_all: bool) -> None:
 
     def run(*argv: str) -> tuple[bool, str]:
         answer = slurm_commands.run(*argv)
-        return answer.ok, answer.stdout if answer.ok else answer.text
+        if answer.ok or answer.exit_code is None:
+            return answer.ok, answer.stdout if answer.ok else answer.text
+        return False, f"exit code {answer.exit_code}: {answer.text or 'it says nothing'}"
 
     path = Path(profiles.DEFAULT_FILE)
     if path.exists() and not force:

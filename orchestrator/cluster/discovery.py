@@ -6,6 +6,7 @@ import getpass
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import tomllib
@@ -77,7 +78,12 @@ def _from_slurm(run: Run, user: str, host: str) -> Composed:
                 why=why,
                 hint=f"run this on a login node, or take a shipped profile with --profile: {known}",
             )
-        raise OperationError("Slurm does not say what the cluster has", where=host, why=why)
+        raise OperationError(
+            "Slurm does not say what the cluster has",
+            where=f"{host}: {shlex.join(sites.COMMANDS['sinfo'])}",
+            why=why,
+            hint="try again, or take a shipped profile with --profile NAME (init --cluster --list has them)",
+        )
     site = sites.read(answers, unanswered)
     place = clusterfile.Place(
         user=user,

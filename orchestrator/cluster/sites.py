@@ -132,7 +132,7 @@ def ask(
         if ok and text.strip():
             answers[question] = text
         else:
-            unanswered[question] = text.strip().partition("\n")[0] or "no answer"
+            unanswered[question] = text.strip().partition("\n")[0] or "it prints nothing"
     return answers, unanswered
 
 

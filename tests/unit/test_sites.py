@@ -274,8 +274,11 @@ def test_where_nothing_can_be_asked() -> None:
     with pytest.raises(InputError, match="there is no Slurm here to ask") as caught:
         discovery.compose(None, Slurm({}, "there is no sinfo on PATH"), hosts=HOSTS)
     assert "--profile: a30-canada" in caught.value.hint
-    with pytest.raises(OperationError, match="Slurm does not say what the cluster has"):
-        discovery.compose(None, Slurm({}, "Unable to contact slurm controller"), hosts=HOSTS)
+    for said, why in (("exit code 1: Unable to contact slurm controller",) * 2, ("", "it prints nothing")):
+        with pytest.raises(OperationError, match="Slurm does not say what the cluster has") as failed:
+            discovery.compose(None, Slurm({}, said), hosts=HOSTS)
+        assert failed.value.where.startswith(f"{HOSTS[-1]}: sinfo --noheader") and failed.value.why == why
+        assert "try again" in failed.value.hint and "--profile" in failed.value.hint
     with pytest.raises(OperationError, match="Slurm shows no nodes that this user could ask for"):
         discovery.compose(None, Slurm({"sinfo": "old|down|infinite|1|8|9000|gpu:k80:4|(null)\n"}), hosts=HOSTS)
     with pytest.raises(InputError, match='there is no shipped profile "delt"') as caught:
@@ -298,11 +301,19 @@ def test_scratch_is_a_folder_that_is_there(tmp_path: Path) -> None:
     assert discovery.scratch("me", {"SCRATCH": f"{tmp_path}/gone"}) == ""
 
 
-def orchestrate(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PATH": "/nowhere"}
+def orchestrate(folder: Path, *argv: str, path: str = "/nowhere") -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PATH": path}
     return subprocess.run(
         [sys.executable, "-m", "orchestrator", *argv], cwd=folder, env=env, capture_output=True, text=True, check=False
     )
+
+
+def test_a_slurm_that_fails_is_told_with_its_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "sinfo").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    done = orchestrate(tmp_path, "init", "--cluster", path=str(tmp_path))
+    assert done.returncode == 1 and "  why: exit code 3: it says nothing\n  fix: try again" in done.stderr
+    assert not (tmp_path / "cluster.toml").exists()
 
 
 def test_the_verb_writes_and_never_overwrites_unasked(tmp_path: Path) -> None:
