@@ -114,6 +114,7 @@ def run(argv: list[str]) -> int:
     from workloads.errors import OrchestrateError
 
     _prepare_streams()
+    code = 0  # a reader that leaves before the end has seen what it wanted
     try:
         code = _verb(argv)
         # Now, while a full disk can still be told: the interpreter's own flush comes too late for that.
@@ -124,6 +125,9 @@ def run(argv: list[str]) -> int:
     except OSError as error:
         if error.errno is None:
             raise
+        if error.errno == errno.EPIPE:
+            _hush()
+            return code
         return _unable(error)
     return code
 
@@ -136,6 +140,9 @@ def _verb(argv: list[str]) -> int:
     try:
         app(argv, prog_name="orchestrate")
     except SystemExit as ended:
+        # Typer's word for a reader that left while there was more to print.
+        if isinstance(ended.__context__, OSError) and ended.__context__.errno == errno.EPIPE:
+            return 0
         return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
     return 0
 
@@ -151,16 +158,28 @@ def _prepare_streams() -> None:
             reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
-def _unable(error: OSError) -> int:
-    """Say what the system refused; nothing more reaches a standard output that cannot be written."""
+def _hush() -> None:
+    """Nothing more reaches a standard output that nobody reads."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    if error.errno == errno.EPIPE:
-        # Else Python, as it ends, complains of what is left in its buffer.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    else:
-        place = " -> ".join(os.fsdecode(name) for name in (error.filename, error.filename2) if name is not None)
-        fix = "\n  fix: make room and try again" if error.errno in {errno.ENOSPC, errno.EDQUOT} else ""
-        print(f"{place}: {error.strerror}{fix}" if place else f"{error.strerror}{fix}", file=sys.stderr)
+    # Else Python, as it ends, complains of what is left in its buffer.
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+_REMEDIES = {
+    errno.ENOSPC: "make room and try again",
+    errno.EDQUOT: "make room and try again",
+    errno.EROFS: "work on a disk that may be written, or name places there: --runs, --db, --experiment, --data",
+}
+
+
+def _unable(error: OSError) -> int:
+    """Say what the system refused."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    place = " -> ".join(os.fsdecode(name) for name in (error.filename, error.filename2) if name is not None)
+    what = f"{place}: {error.strerror}" if place else str(error.strerror)
+    remedy = _REMEDIES.get(error.errno or 0)
+    print(f"{what}\n  fix: {remedy}" if remedy else what, file=sys.stderr)
     return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import itertools
 import json
@@ -337,9 +338,9 @@ def test_a_reader_that_left_early_is_no_error_of_ours(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").write_text(
         f'[matrix]\nmodel="cnn"\ndataset="digits"\nstrategy="eager"\nhardware="cpu:1"\nseed={list(range(3000))}\n'
     )
-    shell = f"{shlex.quote(sys.executable)} -m orchestrator plan --local --json | head -c 1"
+    shell = f"{shlex.quote(sys.executable)} -m orchestrator plan --local --json | head -c 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("{", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{", "")
 
 
 @pytest.mark.parametrize("argv", ["plan --local", "plan --local --json", "init --help", "--version"])
@@ -351,7 +352,33 @@ def test_a_reader_that_left_before_anything_was_written_is_no_error_of_ours(tmp_
     command = [sys.executable, "-m", "orchestrator", *argv.split()]
     done = subprocess.run(command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_left_early_does_not_hide_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code of a verb that came to its end stands, whether somebody read the last of it or not."""
+
+    def leaves() -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr(cli, "_verb", lambda argv: 3)
+    for name in ("_prepare_streams", "_hush"):
+        monkeypatch.setattr(cli, name, lambda: None)
+    monkeypatch.setattr(sys.stdout, "flush", leaves)
+    assert cli.run(["status"]) == 3
+
+
+def test_a_disk_that_may_not_be_written_gets_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuses(argv: list[str]) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/ro/runs")
+
+    monkeypatch.setattr(cli, "_verb", refuses)
+    assert cli.run(["submit"]) == 1
+    assert capsys.readouterr().err.startswith(
+        "/ro/runs: Read-only file system\n  fix: work on a disk that may be written"
+    )
 
 
 def test_the_run_that_the_help_of_logs_names_is_one_of_the_demo_study(tmp_path: Path) -> None:
