@@ -41,9 +41,10 @@ def apply(document: dict[str, Any], sets: Sequence[str], context: Mapping[str, A
     Args:
         document: the parsed file, changed in place.
         sets: ``key=value`` texts; the value is TOML, or else a text as it stands.
-        context: what the validators of ``orchestrator.keys`` need.
+        context: what the validators of ``orchestrator.study.keys`` need.
     """
     overrides = Overrides()
+    given: set[str] = set()
     for text in sets:
         where = f"--set {text}"
         key, equals, value_text = (part.strip() for part in text.partition("="))
@@ -54,6 +55,10 @@ def apply(document: dict[str, Any], sets: Sequence[str], context: Mapping[str, A
             hint = unknown_key_hint(("defaults", key))
             overrides.mistakes.append(Mistake(where, f"unknown key {tomlfile.show(key)}", hint))
             continue
+        if key in given:
+            overrides.mistakes.append(Mistake(_shortened(where), f"{key} is given twice", "leave one of them out"))
+            continue
+        given.add(key)
         if key == "hardware" and _KIND.fullmatch(value_text):
             replaced = list(_change_kind(document, value_text))
             overrides.keys.add(key)

@@ -469,6 +469,15 @@ def test_set_replaces_a_key_wherever_it_stands() -> None:
     assert spec.overrides == ("--set lr=7 replaces the axis matrix.lr, when[0].set.lr, include[0].lr",)
 
 
+@pytest.mark.parametrize("key", ["seed=1", "hardware=cpu"])
+def test_a_key_that_is_set_twice_is_refused(key: str) -> None:
+    """Which of the two counts, nobody should have to guess; the same one twice is a slip too."""
+    with pytest.raises(ExperimentError) as caught:
+        parse(GOOD, key, "lr=1", f"{key.partition('=')[0]} = 2")
+    name = key.partition("=")[0]
+    assert caught.value.text() == f"--set {name} = 2: {name} is given twice\n  fix: leave one of them out"
+
+
 def test_set_collapses_a_zip_to_rows_that_differ() -> None:
     """A column of a zip is replaced, and rows that became equal are one."""
     text = GOOD + "[[zip]]\nlr = [0.1, 0.2, 0.2]\nbatch_size = [32, 32, 64]"
