@@ -1,1 +1,4 @@
-"""The login side: config, matrix, planner, rendering, executors, tracker, command line. Imports no framework."""
+"""The login side: study, cluster, environment, executors, tracking, planning, sending, doctor and cli.
+
+Imports no framework.
+"""

@@ -1,1 +1,1 @@
-"""How runs are carried out: ``local`` (a queue with leases on this machine), and ``protocol``, the schedulers' seam."""
+"""How runs are carried out: ``local`` (a queue with leases on this machine) or ``slurm``, behind one ``protocol``."""

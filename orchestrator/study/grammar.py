@@ -1,4 +1,4 @@
-"""The tables of ``experiment.toml`` as pydantic models; what they mean is in ``orchestrator.experiment``."""
+"""The tables of ``experiment.toml`` as pydantic models; what they mean is in ``orchestrator.study.experiment``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done, and was done, about runs that ended without a result: store and files -> ``orchestrator.recovery``."""
+"""What is done, and was done, about runs that ended without a result: store and files -> ``tracking.recovery``."""
 
 from __future__ import annotations
 
