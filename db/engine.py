@@ -33,7 +33,7 @@ from workloads.errors import InputError
 
 log = logging.getLogger(__name__)
 
-REVISIONS = ("0001", "0002", "0003", "0004")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 """Every schema revision, oldest first. Kept here so that opening a store needs no Alembic; a test compares."""
 
 _TABLES = frozenset({*(table.name for table in (*CONTENT, ingested)), "summary", "curves"})

@@ -36,16 +36,19 @@ metadata = MetaData()
 _TYPES: dict[str, type[TypeEngine[Any]]] = {"str": Text, "int": BigInteger, "float": Double, "bool": Boolean}
 
 JSON_COLUMNS = frozenset({"strategy_options", "shape", "nonfinite", "provenance", "recovery"})
-"""Columns that hold canonical JSON text (sorted keys, no spaces)."""
+"""Columns that hold an object as canonical JSON text (sorted keys, no spaces)."""
+
+JSON_LISTS = frozenset({"balance_applied"})
+"""Columns that hold a list likewise."""
 
 
 def _columns(kind: type[Any], without: Iterable[str] = ()) -> list[Column[Any]]:
-    """One column for each field of a dataclass; dicts become JSON text, ``| None`` becomes nullable."""
+    """One column for each field of a dataclass; dicts and lists become JSON text, ``| None`` becomes nullable."""
     columns = []
     for f in fields(kind):
         if f.name not in set(without):
             base = str(f.type).removesuffix(" | None")
-            type_ = Text if f.name in JSON_COLUMNS else _TYPES[base]
+            type_ = Text if f.name in JSON_COLUMNS | JSON_LISTS else _TYPES[base]
             columns.append(Column(f.name, type_, nullable=base != f.type))
     return columns
 

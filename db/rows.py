@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Boolean, Connection, Double, Table
 
-from db.models import JSON_COLUMNS, runs
+from db.models import JSON_COLUMNS, JSON_LISTS, runs
 from workloads.contract import INT64, RunSpec
 
 Row = tuple[Any, ...]
@@ -116,6 +116,8 @@ def _fields(table: Table) -> list[_Field]:
     def field(name: str, kind: Any, nullable: bool) -> _Field:
         if name in JSON_COLUMNS:
             return _Field(name, dict, _json, nullable)
+        if name in JSON_LISTS:
+            return _Field(name, list, _json_list, nullable)
         plain: tuple[type[Any], Callable[[Any], Any]] = {
             BigInteger: (int, _int),
             Double: (float, _float),
@@ -150,6 +152,12 @@ def _json(value: Any) -> str:
     if isinstance(value, dict):
         return canonical_json(value) if value else "{}"
     raise ValueError("not a JSON object")
+
+
+def _json_list(value: Any) -> str:
+    if isinstance(value, list):
+        return canonical_json(value)
+    raise ValueError("not a JSON list")
 
 
 def _text(value: Any) -> str:

@@ -86,15 +86,34 @@ def load(path: Path, run_id: str) -> tuple[dict[str, Any], dict[str, Any]] | Non
     Raises:
         DamagedCheckpointError: it is cut short, damaged, of another run or another version.
     """
-    import torch
-
     if not path.exists():
         return None
+    content = _content(path, run_id)
+    return {"model": content["model"], "optimizer": content["optimizer"]}, content["progress"]
+
+
+def progress_of(path: Path, run_id: str) -> dict[str, Any]:
+    """The progress of a checkpoint, of which no parameter is read; empty when there is none that can be used.
+
+    For what must be known before there is a strategy that could take over its state.
+    """
+    if not path.exists():
+        return {}
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        progress: dict[str, Any] = _content(path, run_id, mmap=True)["progress"]
+    except DamagedCheckpointError:
+        return {}  # whoever loads it says so
+    return progress
+
+
+def _content(path: Path, run_id: str, *, mmap: bool = False) -> dict[str, Any]:
+    import torch
+
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         if content["version"] != VERSION or content["run_id"] != run_id:
             raise ValueError(f"version {content['version']} of run {content['run_id']}")
-        return {"model": content["model"], "optimizer": content["optimizer"]}, content["progress"]
+        return {name: content[name] for name in ("model", "optimizer", "progress")}
     except (
         RuntimeError,
         ValueError,

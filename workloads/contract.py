@@ -445,6 +445,8 @@ class RunResult:
 
     lr_applied: float | None = None
     """Read back from the optimiser at step 0."""
+    balance_applied: list[int] | None = None
+    """Layers of each part, in order, where the strategy cuts the model; None where it keeps it whole."""
     num_parameters: int | None = None
     """Trainable, of the whole model."""
     world_size: int | None = None

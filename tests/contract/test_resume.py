@@ -30,11 +30,14 @@ TRAIN: dict[str, Any] = {
     "schedule": "cosine",
 }
 """Batch norm is live; an epoch has three steps."""
+LAYERS = 22
+"""Of ``cnn``."""
 
 COPY_FIRST_CHECKPOINT = """
 from pathlib import Path
 import shutil
 from workloads import checkpoint
+from workloads.strategies import parts
 save = checkpoint.save
 def save_and_copy(path, run_id, state, progress):
     save(path, run_id, state, progress)
@@ -43,8 +46,15 @@ def save_and_copy(path, run_id, state, progress):
         other.parent.mkdir(exist_ok=True)
         shutil.copy(path, other)
 checkpoint.save = save_and_copy
+measured = []
+def measure_s(task, layers, samples):
+    measured.append(task)
+    return [1.0 if len(measured) % 2 else 2.0 ** -number for number in range(len(layers))]
+parts.measure_s = measure_s
 """
-"""A run below ``undisturbed`` leaves its first checkpoint to the run below ``resumed``, which comes later."""
+"""A run below ``undisturbed`` leaves its first checkpoint to the run below ``resumed``, which comes later.
+
+Where layers are measured, they take another time in every attempt."""
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +88,14 @@ def test_resumed_is_as_if_never_interrupted(launcher: Any, pairs: dict[Way, tupl
     ]
     assert len(losses[0]) == 9 and losses[0][3:] == losses[1]
     assert undisturbed.attempt(1).read_result().test_loss == resumed.attempt(1).read_result().test_loss
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_cut_is_told_and_kept(pairs: dict[Way, tuple[Any, Any]], way: Way) -> None:
+    """Layers of each part, the same in both; models that stay whole have none."""
+    one, two = (run.attempt(1).read_result().balance_applied for run in pairs[way])
+    assert one == two
+    assert sum(one) == LAYERS if way.declaration.needs_layers else one is None
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

@@ -49,6 +49,7 @@ def test_rows_say_what_the_files_say(campaign: Any, database: str) -> None:
     per_class = [{"class_name": "cat", "precision": 0.5, "recall": 0.25, "f1": 1 / 3, "support": 7}]
     memory = [{"rank": r, "allocated_memory_bytes": 5, "peak_memory_bytes": 6 + r} for r in (0, 1)]
     result = {"lr_applied": 0.1, "per_class": per_class, "memory_by_rank": memory, "num_parameters": 2**40}
+    result["balance_applied"] = [9, 13]
     campaign.finish(attempt, **result, provenance={"code_digest": "c0de", "packages_digest": "9ac4", "x": [1]})
     with open_store(database) as store:
         found = collect(store, campaign.runs)
@@ -62,6 +63,7 @@ def test_rows_say_what_the_files_say(campaign: Any, database: str) -> None:
             assert (run["label"], run["strategy_options"]) == (spec.label, '{"a":true,"balance":[1,2]}')
             row = connection.execute(select(results)).mappings().one()
             assert (row["lr_applied"], row["num_parameters"]) == (0.1, 2**40)
+            assert row["balance_applied"] == "[9,13]"
             assert (row["code_digest"], row["packages_digest"], row["state"]) == ("c0de", "9ac4", "succeeded")
             assert json.loads(row["provenance"])["x"] == [1]
             assert connection.execute(select(classes)).one()[2:] == (0, "cat", 0.5, 0.25, 1 / 3, 7)

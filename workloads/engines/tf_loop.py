@@ -53,7 +53,7 @@ def train(job: Job) -> None:
 
     devices = tf_devices.choose(job)
     job.pulse.beat()
-    steps = _prepared(config, options, declaration, devices, data, size)
+    steps = _prepared(job, options, declaration, devices, data, size)
     if weights is not None:
         steps.set_model(weights)
     tf_devices.describe_world(job, devices, "keras" if weights is None else "torch")
@@ -72,7 +72,7 @@ def _set_environment() -> None:
 
 
 def _prepared(
-    config: TrainConfig,
+    job: Job,
     options: registry.Options,
     declaration: registry.StrategyDeclaration,
     devices: tuple[str, ...],
@@ -88,6 +88,7 @@ def _prepared(
     from workloads.models.keras_forms.layers import Maker
     from workloads.strategies.keras_protocol import KerasTask
 
+    config = job.spec.train
     classes = len(data.class_names)
     keras.config.set_dtype_policy(_POLICIES.get(config.precision, "float32"))
     keras.utils.set_random_seed(config.seed % 2**32)
@@ -111,12 +112,16 @@ def _prepared(
                 counts.append(float(layer.count_params()))
         return counts
 
+    def note_cut(sizes: Sequence[int]) -> None:
+        job.result.balance_applied = list(sizes)
+
     task = KerasTask(
         config=config,
         options=options,
         devices=devices,
         layers=lambda: make_layers(own, config, classes),
         sizes=sizes,
+        note_cut=note_cut,
         example=example,
     )
     strategy: Any = declaration.create()(task)

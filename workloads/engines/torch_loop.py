@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import torch
@@ -61,7 +61,7 @@ def train(job: Job) -> None:
         shard=Shard(job.world.rank, job.world.size) if declaration.splits_batch else Shard(0, 1),
     )
     job.result.num_train_samples = loader.num_train
-    task = make_task(config, module, loader, job.world, device)
+    task = make_task(config, module, loader, job.world, device, cut=lambda deciding: _cut(job, deciding))
     strategy: Strategy = declaration.create()(task)
     job.pulse.beat()
     backend = _Torch(strategy, loader, data.class_names, task.devices, communication)
@@ -72,12 +72,27 @@ def train(job: Job) -> None:
     communication.close()
 
 
-def make_task(config: TrainConfig, module: nn.Module, loader: Loader, world: World, device: torch.device) -> Task:
+def _cut(job: Job, deciding: Callable[[], Sequence[int]]) -> tuple[int, ...]:
+    """See :attr:`workloads.strategies.protocol.Task.cut`."""
+    before = checkpoint.progress_of(job.run.checkpoint, job.spec.run_id).get("balance_applied")
+    job.result.balance_applied = list(before or deciding())
+    return tuple(job.result.balance_applied)
+
+
+def make_task(
+    config: TrainConfig,
+    module: nn.Module,
+    loader: Loader,
+    world: World,
+    device: torch.device,
+    cut: Callable[[Callable[[], Sequence[int]]], tuple[int, ...]] = lambda deciding: tuple(deciding()),
+) -> Task:
     """What the configured strategy is handed.
 
     Args:
         module: as :func:`workloads.engines.recipe.build_model` makes it.
         device: this rank's.
+        cut: of the task; without it, every cut is decided anew.
     """
     declaration, options = settings.strategy(config)
     return Task(
@@ -92,6 +107,7 @@ def make_task(config: TrainConfig, module: nn.Module, loader: Loader, world: Wor
         backward=recipe.backward(),
         set_training=recipe.set_training(config),
         layers=lambda: recipe.layers(config, module),
+        cut=cut,
         example=recipe.example(loader),
         devices=devices_of(device, config, declaration.topology(options)),
     )

@@ -355,6 +355,8 @@ class Training:
             "epoch_times_s": self._epoch_times_s,
             "total_time_s": self._earlier_s + provenance.process_age_s(),
             "telemetry": dataclasses.asdict(figures),
+            # Not carried: whoever goes on needs it before there is a strategy, and has noted it by then.
+            "balance_applied": result.balance_applied,
             **{name: getattr(result, name) for name in _CARRIED},
         }
         try:

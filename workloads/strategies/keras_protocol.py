@@ -27,6 +27,8 @@ class KerasTask:
     """Makes the model's layers; to be called once, where variables are to live."""
     sizes: Callable[[], list[float]]
     """Parameters of each layer."""
+    note_cut: Callable[[Sequence[int]], None]
+    """Told how many layers each part has, where the model is cut: for the result."""
     example: Callable[[], Any]
     """A batch of one sample, to build the layers with."""
 

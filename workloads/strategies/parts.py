@@ -23,19 +23,25 @@ REPEATS = 3
 def sizes_of_parts(task: Task, layers: Sequence[nn.Module], parts: int, samples: int) -> tuple[int, ...]:
     """How many consecutive layers each part has, by the options ``balance``, ``balance_by`` and, if any, ``segments``.
 
+    An attempt that goes on from another one's checkpoint has that one's parts.
+
     Args:
         samples: of a micro-batch, with which layers are measured.
 
     Raises:
         InputError: ``balance`` does not add up, or there are more parts than layers.
     """
-    balance, segments = _asked(task.options)
     if why := misfit(len(layers), parts, task.options):
         raise InputError(
             f"{task.config.strategy} cannot cut {task.config.model}: {why}",
             where="experiment.toml: strategy",
             hint="leave balance out to have layers shared out by measured time",
         )
+    return task.cut(lambda: _decided(task, layers, parts, samples))
+
+
+def _decided(task: Task, layers: Sequence[nn.Module], parts: int, samples: int) -> list[int]:
+    balance, segments = _asked(task.options)
     groups = (1,) * len(layers)
     costs: list[float] = []
     if segments or not balance:
@@ -44,7 +50,7 @@ def sizes_of_parts(task: Task, layers: Sequence[nn.Module], parts: int, samples:
     if segments:
         groups = share_out(costs, segments)
         costs = runs(costs, groups)
-    return tuple(int(n) for n in runs(groups, balance or share_out(costs, parts)))
+    return [int(n) for n in runs(groups, balance or share_out(costs, parts))]
 
 
 def misfit(layers: int, parts: int, options: Options) -> str:

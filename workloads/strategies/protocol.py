@@ -19,7 +19,7 @@ The three rules that make strategies comparable:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -60,6 +60,10 @@ class Task:
     ``module`` comes in evaluation mode, and a wrapper around it must be put there too, or the first change is none."""
     layers: Callable[[], list[nn.Module]]
     """The model as a list of layers that share its modules; raises InputError when it cannot be cut."""
+    cut: Callable[[Callable[[], Sequence[int]]], tuple[int, ...]]
+    """(deciding) -> how many layers each part has: what the attempt decided that this one goes on from, else what
+    ``deciding`` does now. Measured time never answers twice the same, and another cut draws other random numbers for
+    dropout. Rank 0's is written into result and checkpoint."""
     example: Callable[[int], Tensor]
     """(samples) -> input of that many samples on ``device``, as it comes from the loader; for trying the model out."""
     devices: tuple[torch.device, ...]

@@ -77,7 +77,9 @@ def _layers_of_first(task: KerasTask, layers: list[Any]) -> int:
             where="experiment.toml: strategy",
             hint="leave balance out to have layers shared out by number of parameters",
         )
-    return (balance or share_out(task.sizes(), model_parallel.PARTS))[0]
+    sizes = balance or share_out(task.sizes(), model_parallel.PARTS)
+    task.note_cut(sizes)
+    return sizes[0]
 
 
 DECLARATION = StrategyDeclaration(
