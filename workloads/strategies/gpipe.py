@@ -97,12 +97,22 @@ class Gpipe:
         """Its threads end with every step."""
 
     def _defer_batch_norm(self) -> list[Any]:
+        import torch
         from torchgpipe.batchnorm import DeferredBatchNorm
+
+        class Deferred(DeferredBatchNorm):
+            """Sums in the precision of its statistics: a variance is what is left of two sums that nearly cancel out,
+            and of bfloat16's eight bits nothing is left."""
+
+            def _track(self, x: Tensor) -> bool:
+                with torch.autocast(x.device.type, enabled=False):
+                    return bool(super()._track(x.to(self.sum.dtype)))
 
         # In the model itself, before it is cut: so names in a checkpoint stay the model's.
         self._module = DeferredBatchNorm.convert_deferred_batch_norm(self._module, self._chunks)
         layers: list[Any] = [m for m in self._module.modules() if isinstance(m, DeferredBatchNorm)]
         for layer in layers:
+            layer.__class__ = Deferred  # the conversion makes torchgpipe's own only
             layer.to(layer.running_mean.dtype)  # its sums are float32 otherwise
         return layers
 
