@@ -107,6 +107,60 @@ class StrategyDeclaration:
     it can, and then its class is a :class:`workloads.strategies.protocol.Prepares` too."""
     equal_under: tuple[str, ...] = ("sgd", "adam", "adamw")
     """Optimisers under which it learns what eager learns, batch norm aside."""
+    refuses_batch_norm: Callable[[Options], str] = lambda _options: ""
+    """Why it cannot train a model that has batch norm, live or frozen; empty when it can."""
+
+    def unfit_for_batch_norm(
+        self, train: Mapping[str, Any], options: Options, hardware: Hardware, num_train: int | None
+    ) -> str:
+        """Why batches like these are not for live batch norm, in plan and job alike; empty when they are.
+
+        Args:
+            train: keys of ``TrainConfig`` to values.
+            options: all of this strategy's, the defaults filled in.
+            hardware: what it trains on.
+            num_train: samples of an epoch; None where that is not known yet.
+        """
+        if train["batch_norm"] == "frozen":
+            return ""
+        batch_size, steps = train["batch_size"], train["steps"]
+        shares = hardware.devices if self.splits_batch else 1
+        micro_batches = self.micro_batches(options)
+        who = f"one of {shares} ranks" if shares > 1 else "a step"
+        if micro_batches > 1:
+            who = f"one of {micro_batches} micro-batches"
+        if _smallest_part(batch_size // shares, micro_batches) < 2:
+            return (
+                f"batch_size {batch_size} leaves {who} with a single sample, which batch norm cannot normalise: "
+                f'raise batch_size, or set batch_norm = "frozen"'
+            )
+        if self.equal_micro_batches and batch_size // shares % micro_batches:
+            return (
+                f"batch_size {batch_size} cannot be cut into {micro_batches} equal micro-batches, and batch norm would "
+                "see the samples that make up for it: set another batch_size"
+            )
+        if num_train is None or train["drop_last"]:
+            return ""
+        full_batches, last = divmod(num_train, batch_size)
+        if last == 0 or (steps is not None and steps <= full_batches):
+            return ""
+        if self.equal_micro_batches:
+            return (
+                f"the last batch of an epoch has {last} of {batch_size} samples and is filled up to whole "
+                "micro-batches, which batch norm would see: set drop_last = true, or another batch_size"
+            )
+        if _smallest_part(last // shares, micro_batches) >= 2:
+            return ""
+        return (
+            f"the last batch of an epoch has {last} of {batch_size} samples and leaves {who} with a single one or "
+            "none, which batch norm cannot normalise: set drop_last = true, or another batch_size"
+        )
+
+
+def _smallest_part(samples: int, parts: int) -> int:
+    """Samples in the last part as ``torch.chunk`` cuts: into equal ones, the last smaller; fewer of few samples."""
+    size = -(-samples // parts)
+    return samples - size * (-(-samples // size) - 1) if samples else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

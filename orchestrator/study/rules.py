@@ -124,6 +124,7 @@ def _first_breach(facts: _Facts) -> Breach | None:
             f"strategy {facts.strategy.name}",
             facts.strategy.refuses(facts.hardware, facts.options)
             or facts.strategy.refuses_training(facts.values, facts.options)
+            or (facts.strategy.refuses_batch_norm(facts.options) if facts.model.has_batch_norm else "")
             or _layers(facts),
         ),
         (f"model {facts.values['model']}", _framework(facts) or _samples(facts) or _image_size(facts)),
@@ -247,44 +248,6 @@ def _batch_size(facts: _Facts) -> str:
 
 
 def _batch_norm(facts: _Facts) -> str:
-    if not facts.model.has_batch_norm or facts.values["batch_norm"] == "frozen":
+    if not facts.model.has_batch_norm:  # of a model of which nobody knows yet, the job tells
         return ""
-    batch_size, shares, num_train = facts.values["batch_size"], _shares(facts), _num_train(facts)
-    steps = facts.values["steps"]
-    assert isinstance(batch_size, int) and (steps is None or isinstance(steps, int))
-    micro_batches = facts.strategy.micro_batches(facts.options)
-    who = f"one of {shares} ranks" if shares > 1 else "a step"
-    if micro_batches > 1:
-        who = f"one of {micro_batches} micro-batches"
-    if _smallest_part(batch_size // shares, micro_batches) < 2:
-        return (
-            f"batch_size {batch_size} leaves {who} with a single sample, which batch norm cannot normalise: "
-            f'raise batch_size, or set batch_norm = "frozen"'
-        )
-    if facts.strategy.equal_micro_batches and batch_size // shares % micro_batches:
-        return (
-            f"batch_size {batch_size} cannot be cut into {micro_batches} equal micro-batches, and batch norm would see "
-            "the samples that make up for it: set another batch_size"
-        )
-    if num_train is None or facts.values["drop_last"]:
-        return ""
-    full_batches, last = divmod(num_train, batch_size)
-    if last == 0 or (steps is not None and steps <= full_batches):
-        return ""
-    if facts.strategy.equal_micro_batches:
-        return (
-            f"the last batch of an epoch has {last} of {batch_size} samples and is filled up to whole micro-batches, "
-            "which batch norm would see: set drop_last = true, or another batch_size"
-        )
-    if _smallest_part(last // shares, micro_batches) >= 2:
-        return ""
-    return (
-        f"the last batch of an epoch has {last} of {batch_size} samples and leaves {who} with a single one or none, "
-        "which batch norm cannot normalise: set drop_last = true, or another batch_size"
-    )
-
-
-def _smallest_part(samples: int, parts: int) -> int:
-    """Samples in the last part as ``torch.chunk`` cuts: into equal ones, the last smaller; fewer of few samples."""
-    size = -(-samples // parts)
-    return samples - size * (-(-samples // size) - 1) if samples else 0
+    return facts.strategy.unfit_for_batch_norm(facts.values, facts.options, facts.hardware, _num_train(facts))

@@ -17,7 +17,7 @@ AXES: list[dict[str, Any]] = [
     {"loader": "dataloader", "workers": 1, "augment": "flip", "test_fraction": 0.4},
     {"drop_last": True, "nesterov": True, "eval_every": 0, "schedule": "linear"},
     {"strategy_options": {"static_graph": True, "bucket_cap_mb": 1, "gradient_as_bucket_view": False}},
-    {"steps": 3, "model": "resnet18", "stem": "cifar", "image_size": 16, "train_fraction": 0.9, "test_fraction": 0.01},
+    {"steps": 3, "model": "resnet18", "stem": "cifar", "image_size": 16, "train_fraction": 0.95, "test_fraction": 0.01},
 ]
 
 

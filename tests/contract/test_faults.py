@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.ways import missing_packages
+from tests.contract.ways import Way, missing_packages
 from workloads import registry
 from workloads.entry import ExitCode
 
@@ -248,6 +248,36 @@ def test_an_unknown_timm_model_names_its_neighbours(launcher: Any, data_root: Pa
     result = run.attempt(1).read_result()
     assert result.reason == "input"
     assert "has no model 'resnet81'" in result.message and "nearest: timm/resnet" in result.message
+    assert "Traceback" not in started.stderr()
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        (Way("eager", 1), "the last batch of an epoch has 1 of 19 samples and leaves a step with a single one or none"),
+        (Way("fsdp", 2, (("mixed_precision", "cast"),)), 'set mixed_precision = "autocast"'),
+    ],
+    ids=str,
+)
+def test_batch_norm_that_no_plan_knows_of_is_found_before_training(
+    launcher: Any, data_root: Path, tmp_path: Path, way: Way, why: str
+) -> None:
+    """Which models of timm have it is known once they are built, and then told in the words of the plan."""
+    run = launcher.write(
+        tmp_path,
+        data_root=data_root,
+        model="timm/resnet10t",
+        dataset="imagefolder/few",
+        image_size=32,
+        batch_size=19,
+        precision="bf16",
+        **way.train,
+    )
+    started = launcher.start(run, ranks=way.ranks)
+    assert set(started.exit_codes()) == {ExitCode.FAILED}
+    result = run.attempt(1).read_result()
+    assert (result.reason, result.steps_done) == ("input", None)
+    assert "timm/resnet10t has batch norm, and " in result.message and why in result.message
     assert "Traceback" not in started.stderr()
 
 

@@ -42,16 +42,21 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def losses(launcher: Any, data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, Way], Any]:
+def trained(launcher: Any, data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, Way], Any]:
     root = tmp_path_factory.mktemp("runs")
     wanted = [(axes, Way("eager", 1)) for axes in AXES] + [case for case in CASES if case[1].exists]
     runs = {(axes, way): launcher.write(root, data_root=data_root, **AXES[axes], **way.train) for axes, way in wanted}
     for ranks in (1, 2):
         launcher.succeed([run for (_, way), run in runs.items() if way.ranks == ranks], ranks=ranks, within_s=400)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def losses(launcher: Any, trained: dict[tuple[str, Way], Any]) -> dict[tuple[str, Way], Any]:
     return {
         key: [loss for e in launcher.events(run.attempt(1), "steps") for loss in e["loss"]]
         + [run.attempt(1).read_result().test_loss]
-        for key, run in runs.items()
+        for key, run in trained.items()
     }
 
 
@@ -60,6 +65,12 @@ def test_close_to_eager(losses: dict[tuple[str, Way], Any], axes: str, way: Way)
     if (axes, way) not in losses:
         pytest.skip(f"{way.strategy} is not installed")
     assert losses[axes, way] == pytest.approx(losses[axes, Way("eager", 1)], abs=TOLERANCE[axes])
+
+
+def test_no_batch_norm_is_treated_where_there_is_none(trained: dict[tuple[str, Way], Any]) -> None:
+    """A transformer has none, whatever its strategy does with it."""
+    told = {(axes, run.attempt(1).read_result().batch_norm_treatment) for (axes, _), run in trained.items()}
+    assert told == {("bf16", "none"), ("fp32", "none"), ("channels_last", "frozen")}
 
 
 def test_bfloat16_is_in_force(losses: dict[tuple[str, Way], Any]) -> None:

@@ -166,6 +166,24 @@ def test_how_real_batch_norm_is_treated(trained: dict[Any, Any], data_root: Path
 
 
 @needs_tensorflow
+def test_a_result_tells_the_cut_and_that_there_is_no_batch_norm(launcher: Any, data_root: Path, tmp_path: Path) -> None:
+    run = launcher.write(
+        tmp_path,
+        data_root=data_root,
+        dataset="imagefolder/few",
+        model="vgg16",
+        image_size=32,
+        strategy="tf_model_parallel",
+        strategy_options={"balance": (30, 10)},
+        hardware="cpu:2",
+        steps=1,
+    )
+    launcher.succeed(run)
+    result = run.attempt(1).read_result()
+    assert (result.balance_applied, result.batch_norm_treatment) == ([30, 10], "none")
+
+
+@needs_tensorflow
 @pytest.mark.parametrize("way", RESUMED, ids=str)
 def test_resumed_is_as_if_never_interrupted(launcher: Any, trained: dict[Any, Any], way: Way) -> None:
     """Every bit of the last checkpoint and every loss, with dropout, crops and live batch norm."""

@@ -36,6 +36,16 @@ def _has_balance(strategy: str) -> bool:
         ('"fsdp"', {"channels_last": True}, "FSDP2 does not shard channels_last parameters"),
         (CAST, {"precision": "bf16", "model": "vit_tiny"}, ""),
         (CAST, {}, 'mixed_precision = "cast" is for precision = "bf16", not fp32'),
+        *(
+            (
+                CAST,
+                {"precision": "bf16", "batch_norm": how},
+                'mixed_precision = "cast" makes weights bf16, which batch norm cannot use beside its fp32 statistics: '
+                'set mixed_precision = "autocast"',
+            )
+            for how in ("batch", "frozen")
+        ),
+        (CAST, {"precision": "bf16", "model": "timm/resnet10t"}, ""),
         ('"local_sgd"', {"optimizer": "adam"}, ""),
         ('"horovod"', {"channels_last": True}, "Horovod averages contiguous gradients only: no channels_last"),
         ('"eager"', {"compile": "default", "hardware": "cpu:1"}, ""),

@@ -53,6 +53,11 @@ def build_model(config: TrainConfig, data: ImageData | SequenceData, size: int, 
     return module
 
 
+def has_batch_norm(module: nn.Module) -> bool:
+    """Whether a layer of it is batch norm, of torch or derived from torch's."""
+    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
+
+
 def layers(config: TrainConfig, module: nn.Module) -> list[nn.Module]:
     """The model as a list of layers.
 

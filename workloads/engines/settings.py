@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from workloads import registry, staging
-from workloads.contract import TrainConfig
+from workloads.contract import Hardware, TrainConfig
 from workloads.datasets.images import ImageData
 from workloads.datasets.sequences import SequenceData
 from workloads.errors import DatasetError, InputError
@@ -20,6 +20,32 @@ def strategy(config: TrainConfig) -> tuple[registry.StrategyDeclaration, registr
     if declaration is None:
         raise InputError(f"no strategy is named {config.strategy!r} here")
     return declaration, {o.name: o.default for o in declaration.options} | config.strategy_options
+
+
+def check_batch_norm(config: TrainConfig, num_train: int) -> None:
+    """For a model that has batch norm, as only the job knows of models that no plan can look into.
+
+    Args:
+        num_train: samples of an epoch.
+
+    Raises:
+        InputError: the strategy cannot train it with these options, or with these batches.
+    """
+    declaration, options = strategy(config)
+    why = declaration.refuses_batch_norm(options) or declaration.unfit_for_batch_norm(
+        config.to_json(), options, Hardware.parse(config.hardware), num_train
+    )
+    if why:
+        raise InputError(
+            f"{config.model} has batch norm, and {why}", where="experiment.toml", hint="change that, and submit again"
+        )
+
+
+def batch_norm_treatment(config: TrainConfig, has_batch_norm: bool) -> str:
+    """What batch norm sees, for the result."""
+    if not has_batch_norm:
+        return "none"
+    return "frozen" if config.batch_norm == "frozen" else strategy(config)[0].batch_norm_treatment
 
 
 def model(config: TrainConfig) -> registry.ModelDeclaration:

@@ -58,7 +58,9 @@ def train(job: Job) -> None:
         steps.set_model(weights)
     tf_devices.describe_world(job, devices, "keras" if weights is None else "torch")
     job.result.num_parameters = sum(int(v.shape.num_elements()) for v in steps.variables)
-    job.result.batch_norm_treatment = "frozen" if config.batch_norm == "frozen" else declaration.batch_norm_treatment
+    # What does not learn by gradients is running statistics.
+    has_batch_norm = any(not entry.trainable for entry in steps.entries)
+    job.result.batch_norm_treatment = settings.batch_norm_treatment(config, has_batch_norm)
     job.pulse.beat()
     loader = tf_input.TfLoader(data, config)
     job.result.num_train_samples = loader.num_train

@@ -50,7 +50,8 @@ def train(job: Job) -> None:
     size = settings.image_size(config, data)
     module = recipe.build_model(config, data, size, settings.data_root(job))
     job.result.num_parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    job.result.batch_norm_treatment = "frozen" if config.batch_norm == "frozen" else declaration.batch_norm_treatment
+    has_batch_norm = recipe.has_batch_norm(module)
+    job.result.batch_norm_treatment = settings.batch_norm_treatment(config, has_batch_norm)
     job.pulse.beat()
     loader = loaders.make(
         data,
@@ -61,6 +62,8 @@ def train(job: Job) -> None:
         shard=Shard(job.world.rank, job.world.size) if declaration.splits_batch else Shard(0, 1),
     )
     job.result.num_train_samples = loader.num_train
+    if has_batch_norm:
+        settings.check_batch_norm(config, loader.num_train)
     task = make_task(config, module, loader, job.world, device, cut=lambda deciding: _cut(job, deciding))
     strategy: Strategy = declaration.create()(task)
     job.pulse.beat()

@@ -204,6 +204,15 @@ def _refuses_training(train: Mapping[str, Any], options: Options) -> str:
     return ""
 
 
+def _refuses_batch_norm(options: Options) -> str:
+    if options["mixed_precision"] != "cast":
+        return ""
+    return (
+        'mixed_precision = "cast" makes weights bf16, which batch norm cannot use beside its fp32 statistics: '
+        'set mixed_precision = "autocast"'
+    )
+
+
 DECLARATION = StrategyDeclaration(
     name="fsdp",
     summary="FSDP2: one process per device; parameters, gradients and optimiser state sharded, gathered when needed.",
@@ -212,6 +221,7 @@ DECLARATION = StrategyDeclaration(
     refuses=lambda _hardware, _options: "",
     refuses_training=_refuses_training,
     refuses_compile=_refuses_compile,
+    refuses_batch_norm=_refuses_batch_norm,
     splits_batch=True,
     packages=("torch",),
     options=(

@@ -14,11 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Hardware, Topology
-from workloads.errors import InputError
 from workloads.registry import Option, Options, StrategyDeclaration
 from workloads.strategies.host_group import host_group
 from workloads.strategies.parts import ignores_balance_by, misfit
-from workloads.strategies.running_statistics import learning
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +48,6 @@ class Pipeline:
         assert isinstance(chunks, int)
         self._micro_batch = -(-task.config.batch_size // chunks)
         self._samples = chunks * self._micro_batch
-        self._refuses_odd = bool(learning(task, self._module))
         self._size, self._rank = task.world.size, task.world.rank
         self._count = self._size * STAGES_A_RANK[schedule]
         self._stages: dict[int, Stage] = {}
@@ -98,12 +95,6 @@ class Pipeline:
     def train_step(self, batch: Batch) -> Tensor:
         import torch
 
-        if self._refuses_odd and len(batch.x) != self._samples:
-            raise InputError(
-                f"a batch of {len(batch.x)} samples cannot be cut into equal micro-batches of {self._micro_batch}",
-                why="batch norm would see the samples that make up for it",
-                hint='set drop_last = true and a batch_size that chunks divides, or batch_norm = "frozen"',
-            )
         for stage in self._stages.values():
             self._task.set_training(stage, True)
         # Recorded backward passes add to the gradient tensors that they know.
