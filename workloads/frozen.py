@@ -6,7 +6,7 @@
 
 Packages that lie in source trees (an editable install, a folder of PYTHONPATH) are copied, because people edit them
 while a job waits. What is installed is not: its digest or version is noted, and a job that finds another one fails by
-name. ``orchestrator.snapshot`` writes all this. Standard library only.
+name. ``orchestrator.environment.snapshot`` writes all this. Standard library only.
 """
 
 from __future__ import annotations
