@@ -129,9 +129,14 @@ def test_every_model_of_ours_can_be_cut() -> None:
     assert {name for name, declaration in registry.models().items() if declaration.layers is None} == set()
 
 
-def test_a_timm_model_of_unknown_order_is_refused() -> None:
-    with pytest.raises(InputError, match="ConvNeXt of timm cannot be cut into layers"):
-        registry.models()["timm/*"].layers(_build("timm/convnext_atto"))  # type: ignore[misc]
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [("timm/convnext_atto", "ConvNeXt"), ("timm/deit_tiny_distilled_patch16_224", "VisionTransformerDistilled")],
+)
+def test_a_timm_model_of_unknown_order_is_refused(model: str, kind: str) -> None:
+    """Also one that derives from a known one, and has another token and another head."""
+    with pytest.raises(InputError, match=f"{kind} of timm cannot be cut into layers"):
+        registry.models()["timm/*"].layers(_build(model))  # type: ignore[misc]
 
 
 def test_a_part_does_not_write_into_what_it_is_given() -> None:

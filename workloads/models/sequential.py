@@ -44,7 +44,7 @@ def of_timm(model: nn.Module) -> list[nn.Module]:
     from torch import nn
 
     whole: Any = model  # torch types members of a module as anything but what they are
-    if isinstance(model, VisionTransformer):
+    if type(model) is VisionTransformer:  # what derives from it has more: another token, another head
         return _of_vit(whole)
     if isinstance(model, SwinTransformer):
         return _of_swin(whole)
@@ -55,7 +55,7 @@ def of_timm(model: nn.Module) -> list[nn.Module]:
     raise InputError(
         f"{type(model).__name__} of timm cannot be cut into layers",
         where="experiment.toml: model",
-        why="vision transformers, Swin transformers and ResNets of timm can",
+        why="timm's VisionTransformer, SwinTransformer and ResNet can",
         hint="choose another model, or a strategy that keeps the model whole",
     )
 
