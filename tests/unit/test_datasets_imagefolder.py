@@ -273,6 +273,19 @@ def test_an_unreadable_image_is_named(root: Path, damage: str) -> None:
     assert len(load(root).train) == 10
 
 
+def test_a_whole_image_that_is_too_large_has_its_own_remedy(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PIL refuses it, and a whole copy of the file would be no smaller."""
+    from PIL import Image
+
+    path = pets(root) / "train" / "dog" / "2.png"
+    Image.new("L", (400, 400)).save(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 70_000)
+    with pytest.raises(DatasetError, match="this image is too large to be read") as raised:
+        DECLARATION.prepare(root, NAME, print)
+    assert raised.value.where == str(path)
+    assert "exceeds limit" in raised.value.why and "make the image smaller" in raised.value.hint
+
+
 def test_an_empty_file_is_a_problem_before_anything_is_queued(root: Path) -> None:
     path = pets(root) / "test" / "dog" / "1.png"
     path.write_bytes(b"")

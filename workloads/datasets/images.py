@@ -118,7 +118,16 @@ def decode(path: Path, *, channels: int, size: int) -> Image.Image:
 
 
 def unreadable(path: Path, error: Exception) -> DatasetError:
-    """The error for an image file that cannot be read."""
+    """The error for an image file that cannot be read, or is so large that PIL will not."""
+    from PIL import Image
+
+    if isinstance(error, Image.DecompressionBombError):
+        return DatasetError(
+            "this image is too large to be read",
+            where=str(path),
+            why=str(error),
+            hint="make the image smaller; models see far fewer pixels",
+        )
     return DatasetError(
         "cannot read this image",
         where=str(path),
