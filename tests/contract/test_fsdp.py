@@ -11,6 +11,7 @@ import pytest
 
 from workloads import registry
 from workloads.contract import TrainConfig
+from workloads.errors import InputError
 from workloads.strategies import fsdp
 
 torch = pytest.importorskip("torch")
@@ -46,6 +47,55 @@ def test_units_are_blocks_and_hold_nearly_all_parameters(model: str, units: int)
         len(list(unit.parameters())) for unit in found
     )
     assert held > 0.97 * sum(p.numel() for p in module.parameters())
+
+
+def test_a_model_that_has_no_layers_is_to_be_wrapped_as_a_whole() -> None:
+    def layers() -> Any:
+        raise InputError("ConvNeXt of timm cannot be cut into layers", hint="a strategy that keeps the model whole")
+
+    options = {"wrap": "blocks", "min_unit_parameters": 0}
+    task: Any = SimpleNamespace(module=torch.nn.Linear(1, 1), options=options, layers=layers)
+    with pytest.raises(InputError, match="ConvNeXt of timm cannot be cut into layers") as raised:
+        list(fsdp._units(task))
+    assert raised.value.hint.startswith('set wrap = "model"')
+
+
+SHARDED = """
+import os, pathlib
+from torch.distributed.tensor import DTensor
+from workloads.strategies.fsdp import Fsdp
+make = Fsdp.__init__
+def __init__(self, task):
+    make(self, task)
+    def note(module, *_):
+        if module.training and os.environ["SUBMITIT_LOCAL_GLOBALID"] == "0":
+            held = sum(p.numel() for p in module.parameters() if isinstance(p, DTensor))
+            place = pathlib.Path(os.environ["NOTES"], task.options["wrap"] + str(task.options["reshard"]))
+            place.write_text(str(held / sum(p.numel() for p in module.parameters())))
+    self._module.register_forward_hook(note)
+Fsdp.__init__ = __init__
+"""
+"""Share of the parameters that a rank has given up when a forward pass is over."""
+
+
+def test_reshard_is_what_it_says(launcher: Any, data_root: Path, tmp_path: Path) -> None:
+    """Gathered parameters are given up after the forward pass, or none is, whatever is gathered at a time."""
+    train: dict[str, Any] = {"model": "vit_tiny", "dataset": "imagefolder/few", "hardware": "cpu:2", "steps": 1}
+    ways = [(wrap, reshard) for wrap in ("blocks", "model") for reshard in (True, False)]
+    runs = [
+        launcher.write(
+            tmp_path,
+            data_root=data_root,
+            strategy="fsdp",
+            strategy_options={"wrap": wrap, "reshard": reshard},
+            **train,
+        )
+        for wrap, reshard in ways
+    ]
+    launcher.succeed(runs, ranks=2, prelude=SHARDED, env={"NOTES": str(tmp_path)})
+    shares = {way: float((tmp_path / "{}{}".format(*way)).read_text()) for way in ways}
+    assert shares["model", True] == 1 and shares["model", False] == shares["blocks", False] == 0
+    assert 0.97 < shares["blocks", True] < 1
 
 
 @pytest.mark.parametrize("options", [{}, {"wrap": "model"}], ids=str)

@@ -1,8 +1,9 @@
 """``fsdp``: torch's FSDP2, ``fully_shard``: parameters, gradients and optimiser state are split over ranks.
 
 A unit, such as a residual or transformer block, is gathered for the time it computes. Which modules are units follows
-from the model's list of layers: those of at least ``min_unit_parameters`` that the model itself calls. What is left,
-and with ``wrap = "model"`` everything, is one unit that stays gathered between forward and backward pass.
+from the model's list of layers: those of at least ``min_unit_parameters`` that the model itself calls. What is left is
+a unit that stays gathered between forward and backward pass; with ``wrap = "model"`` it is everything, and ``reshard``
+says whether it does.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Topology
+from workloads.errors import InputError
 from workloads.registry import Option, Options, StrategyDeclaration
 from workloads.strategies.running_statistics import RunningStatistics
 
@@ -42,12 +44,15 @@ class Fsdp:
         policy = MixedPrecisionPolicy()
         if task.options["mixed_precision"] == "cast":
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        reshard = bool(task.options["reshard"])
         mesh = init_device_mesh(task.device.type, (task.world.size,))
         # Unit by unit from the CPU: no device ever holds the whole model.
         self._units = list(_units(task))
         for unit in self._units:
-            fully_shard(unit, mesh=mesh, reshard_after_forward=bool(task.options["reshard"]), mp_policy=policy)
-        fully_shard(self._module, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+            fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+        # What blocks leave over is needed first in the backward pass, or small.
+        rest = reshard and task.options["wrap"] == "model"
+        fully_shard(self._module, mesh=mesh, reshard_after_forward=rest, mp_policy=policy)
         self._parameters: list[Any] = list(self._module.parameters())
         # The optimiser sees plain tensors in the same memory: it has no fused update of sharded ones.
         self._shards = [torch.nn.Parameter(p.detach().to_local()) for p in self._parameters]
@@ -152,7 +157,7 @@ def _units(task: Task) -> Iterator[nn.Module]:
     assert isinstance(smallest, int)
     modules = [module for module in task.module.modules() if module is not task.module]
     found: dict[nn.Module, None] = {}
-    for layer in task.layers():
+    for layer in _layers(task):
         own = set(layer.parameters())
         # A layer may be a part of a module that is called as a whole, such as half a block.
         holders = [layer] if layer in modules else [m for m in modules if own and own <= set(m.parameters())]
@@ -161,6 +166,18 @@ def _units(task: Task) -> Iterator[nn.Module]:
         if unit is not None and sizes[unit] >= smallest:
             found[unit] = None
     yield from found
+
+
+def _layers(task: Task) -> list[nn.Module]:
+    try:
+        return task.layers()
+    except InputError as error:
+        raise InputError(
+            error.what,
+            where="experiment.toml: strategy",
+            why=error.why or 'wrap = "blocks" gathers layers',
+            hint='set wrap = "model", which gathers the model as a whole',
+        ) from error
 
 
 def _whole(tensors: Mapping[str, Any], keep: bool) -> dict[str, Any]:
@@ -254,7 +271,7 @@ DECLARATION = StrategyDeclaration(
         ),
     ),
     batch_norm_treatment="per_rank",
-    contract_options=({}, {"reshard": False, "wrap": "model"}),
+    contract_options=({}, {"reshard": False}, {"wrap": "model"}),
     divides_state=lambda _options: True,
     create=lambda: Fsdp,
 )
