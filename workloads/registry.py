@@ -87,7 +87,7 @@ class StrategyDeclaration:
     called in the job only."""
     refuses_training: Callable[[Mapping[str, Any], Options], str] = lambda _train, _options: ""
     """Why it cannot train like that (keys of ``TrainConfig`` to values); empty when it can. It may read ``precision``,
-    ``channels_last``, ``loader`` and ``optimizer``."""
+    ``channels_last``, ``loader``, ``optimizer`` and ``epochs``."""
     needs_layers: bool = False
     """Whether the model must be one that can be cut into a list of layers."""
     refuses_layers: Callable[[int, Hardware, Options], str] = lambda _layers, _hardware, _options: ""

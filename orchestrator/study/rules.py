@@ -25,6 +25,7 @@ READ = (
     "dropout",
     "batch_size",
     "drop_last",
+    "epochs",
     "steps",
     "batch_norm",
     "train_fraction",
@@ -117,7 +118,9 @@ def _options(declaration: StrategyDeclaration, choice: StrategyChoice) -> dict[s
 def _first_breach(facts: _Facts) -> Breach | None:
     """Rules in the order in which they help most: hardware before model before batch."""
     if facts.strategy.framework == registry.NO_FRAMEWORK:
-        why = facts.strategy.refuses(facts.hardware, facts.options)
+        why = facts.strategy.refuses(facts.hardware, facts.options) or facts.strategy.refuses_training(
+            facts.values, facts.options
+        )
         return Breach(f"strategy {facts.strategy.name}", why) if why else None
     for rule, why in (
         (

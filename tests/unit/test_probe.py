@@ -12,7 +12,7 @@ import pytest
 
 from workloads.contract import Execution, Expectation, RunResult, RunSpec, State, TrainConfig
 from workloads.entry import ExitCode
-from workloads.rundir import RunDir, read_events, write_json
+from workloads.rundir import RunDir, read_events, read_json, write_json
 
 BLOCK = """
 import sys
@@ -86,10 +86,14 @@ def test_it_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     run, _ = launch(tmp_path)
     run.attempt(1).result.unlink()
     run.attempt(1).events().unlink()
-    write_json(run.checkpoint, {"epoch": 2})
+    write_json(run.checkpoint, {"epoch": 2, "epoch_times_s": [90.0, 70.0], "total_time_s": 200.0})
     run, codes = launch(tmp_path)
     assert codes == [0]
-    assert (result(run).resumed_from_epoch, result(run).epochs_done) == (2, 3)
+    found = result(run)
+    assert (found.resumed_from_epoch, found.epochs_done) == (2, 3)
+    assert found.train_time_s is not None and 160 < found.train_time_s < 170
+    assert found.total_time_s is not None and 200 < found.total_time_s < 230
+    assert read_json(run.checkpoint)["epoch"] == 3 and read_json(run.checkpoint)["total_time_s"] > 200
 
 
 @pytest.mark.parametrize(

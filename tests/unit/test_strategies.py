@@ -96,6 +96,18 @@ def _has_balance(strategy: str) -> bool:
         ),
         ('"ddp"', {"cudnn_benchmark": True}, "cudnn_benchmark is for NVIDIA GPUs: on CPU there is no cuDNN"),
         ('"ddp"', {"cudnn_benchmark": True, "hardware": "gpu:2"}, ""),
+        ('{ name = "probe", fault = "crash", fault_rank = 1, fault_epoch = 3 }', {"epochs": 3}, ""),
+        ('{ name = "probe", fault_rank = 2, fault_epoch = 4 }', {"epochs": 3}, ""),
+        (
+            '{ name = "probe", fault = "crash", fault_rank = 2 }',
+            {},
+            "fault_rank 2 would never fail: cpu:2 has 2 ranks, counted from 0",
+        ),
+        (
+            '{ name = "probe", fault = "hang", fault_epoch = 4 }',
+            {"epochs": 3},
+            "fault_epoch 4 would never come: the run has 3 epochs",
+        ),
         ('"deepspeed"', {}, ""),
         ('"deepspeed"', {"channels_last": True}, "ZeRO keeps parameters in flat buffers: no channels_last"),
         (

@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
@@ -33,6 +33,15 @@ class Sight:
     host: str
     cores: list[int]
     devices: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a checkpoint holds: where this run stands, over all its attempts."""
+
+    epoch: int = 0
+    epoch_times_s: list[float] = field(default_factory=list)
+    total_time_s: float = 0.0
 
 
 def train(job: Job) -> None:
@@ -61,8 +70,8 @@ def train(job: Job) -> None:
     job.events.write("world", world_size=job.world.size, nodes=job.world.nodes, ranks=[asdict(s) for s in seen])
     result.startup_s = provenance.process_age_s()
     job.orders.deferred = True
-    done = _resume(job, meeting)
-    times_s = []
+    before = _resume(job, meeting)
+    done, times_s = before.epoch, list(before.epoch_times_s)
     job.pulse.epochs = config.epochs
     for epoch in range(done + 1, config.epochs + 1):
         job.pulse.beat("train")
@@ -74,7 +83,8 @@ def train(job: Job) -> None:
         job.pulse.epoch = result.epochs_done = epoch
         if job.world.rank == 0:
             job.events.write("epoch", epoch=epoch, steps=0, epoch_time_s=times_s[-1])
-            write_json(job.run.checkpoint, {"epoch": epoch})
+            total_time_s = before.total_time_s + provenance.process_age_s()
+            write_json(job.run.checkpoint, asdict(Progress(epoch, times_s, total_time_s)))
             job.events.write("checkpoint", epoch=epoch)
     job.orders.deferred = False
     # A success is one of all ranks.
@@ -84,7 +94,7 @@ def train(job: Job) -> None:
     result.train_time_s = sum(times_s)
     result.epoch_time_s = median(times_s[1:] or times_s or [0.0])
     result.peak_memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    result.total_time_s = provenance.process_age_s()
+    result.total_time_s = before.total_time_s + provenance.process_age_s()
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:
@@ -191,15 +201,15 @@ class _Meeting:
         return ConnectionError(f"rank {self._world.rank} lost rank {rank}: Connection closed by peer")
 
 
-def _resume(job: Job, meeting: _Meeting) -> int:
-    """Epochs that an earlier attempt, or this one before it was requeued, has done: as rank 0 found it."""
+def _resume(job: Job, meeting: _Meeting) -> Progress:
+    """What earlier attempts, or this one before it was requeued, have done: as rank 0 found it."""
     job.run.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    own = int(read_json(job.run.checkpoint)["epoch"]) if job.run.checkpoint.exists() else 0
-    done: int = meeting.exchange(own)[0]
-    if done:
-        job.result.resumed_from_epoch = job.result.epochs_done = done
-        job.events.write("resume", epoch=done)
-    return done
+    own = read_json(job.run.checkpoint) if job.run.checkpoint.exists() else {}
+    before = Progress(**meeting.exchange(own)[0])
+    if before.epoch:
+        job.result.resumed_from_epoch = job.result.epochs_done = before.epoch
+        job.events.write("resume", epoch=before.epoch)
+    return before
 
 
 def _wait(job: Job, seconds: float) -> None:

@@ -7,6 +7,7 @@ work at a site. It can also fail on purpose, to see what that looks like there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from workloads.contract import Hardware, Topology
@@ -16,8 +17,20 @@ from workloads.registry import NO_FRAMEWORK, Option, Options, StrategyDeclaratio
 FAULTS = ("none", "crash", "hang", "memory", "exit")
 
 
-def _refuses(_hardware: Hardware, _options: Options) -> str:
-    return ""
+def _refuses(hardware: Hardware, options: Options) -> str:
+    rank, ranks = options["fault_rank"], hardware.devices
+    assert isinstance(rank, int)
+    if options["fault"] == "none" or rank < ranks:
+        return ""
+    return f"fault_rank {rank} would never fail: {hardware} has {ranks} ranks, counted from 0"
+
+
+def _refuses_training(train: Mapping[str, Any], options: Options) -> str:
+    epoch = options["fault_epoch"]
+    assert isinstance(epoch, int)
+    if options["fault"] == "none" or epoch <= train["epochs"]:
+        return ""
+    return f"fault_epoch {epoch} would never come: the run has {train['epochs']} epochs"
 
 
 def _create() -> Any:
@@ -30,6 +43,7 @@ DECLARATION = StrategyDeclaration(
     framework=NO_FRAMEWORK,
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
     refuses=_refuses,
+    refuses_training=_refuses_training,
     splits_batch=True,
     packages=(),
     options=(
