@@ -263,7 +263,8 @@ class _Shapes:
         loaded = [*model.packages_for(strategy.framework), *dataset.packages] if loads else []
         missing = self._packages.missing([*strategy.packages, *loaded])
         if missing:
-            return None, "packages", f"not available: {self._packages.python} has no {', '.join(missing)}"
+            what = f"not available: {self._packages.python} has no {', '.join(missing)}"
+            return None, "packages", f"{what}; fix: {self._packages.remedy(missing)}"
         shape = resources.shape(train, execution, strategy, self._profile, self._machine)
         if isinstance(shape, str):
             return None, "hardware", shape

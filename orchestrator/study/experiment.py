@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ from orchestrator.study.grammar import (
 from orchestrator.study.keys import KEYS, StrategyChoice, StrategyMatch, Table, Value, as_list
 from orchestrator.study.overrides import apply as apply_overrides
 from orchestrator.tomlfile import TomlError
+from orchestrator.workspace import DEFAULT_EXPERIMENT
 
 Row = Mapping[str, Value]
 """Values of some training keys."""
@@ -146,9 +148,9 @@ def load(path: Path, sets: Sequence[str] = (), *, plugins: Plugins | None = None
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise InputError(
-            "there is no experiment file", where=str(path), hint="orchestrate init --study demo"
-        ) from error
+        other = "" if path.name == DEFAULT_EXPERIMENT.name else f" -e {shlex.quote(str(path))}, or another name with -e"
+        hint = f"orchestrate init --study demo{other}"
+        raise InputError("there is no experiment file", where=str(path), hint=hint) from error
     except OSError as error:
         raise InputError(f"cannot read the experiment file: {error.strerror}", where=str(path)) from error
     return _spec(content, str(path), path, sets, plugins)

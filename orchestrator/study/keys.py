@@ -93,7 +93,9 @@ Text = Annotated[str, AfterValidator(text)]
 def _instead(name: str, names: Sequence[str]) -> str:
     if "," in name:
         return "one name stands here; several are a list in [matrix]"
-    return nearest(name, names) or f"there are: {', '.join(names) or 'none'}"
+    # A family: what stands after its name is one of its own.
+    spelt = [known.replace("/*", "/NAME") for known in names]
+    return nearest(name, spelt) or f"there are: {', '.join(spelt) or 'none'}"
 
 
 def _plugin(kind: str) -> Any:

@@ -440,6 +440,9 @@ def test_a_missing_file_names_the_command_that_makes_one(tmp_path: Path) -> None
     assert caught.value.exit_code == 2
     assert caught.value.what == "there is no experiment file"
     assert caught.value.hint == "orchestrate init --study demo"
+    with pytest.raises(InputError) as caught:
+        experiment.load(Path("no file.toml"))
+    assert caught.value.hint == "orchestrate init --study demo -e 'no file.toml', or another name with -e"
 
 
 def test_a_folder_is_not_an_experiment_file(tmp_path: Path) -> None:
@@ -476,6 +479,13 @@ def test_a_key_that_is_set_twice_is_refused(key: str) -> None:
         parse(GOOD, key, "lr=1", f"{key.partition('=')[0]} = 2")
     name = key.partition("=")[0]
     assert caught.value.text() == f"--set {name} = 2: {name} is given twice\n  fix: leave one of them out"
+
+
+@pytest.mark.parametrize("name", ["imagefolder", "imagefoldr"])
+def test_a_family_is_suggested_as_one_writes_it(name: str) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        parse(GOOD, f"dataset={name}")
+    assert 'did you mean "imagefolder/NAME"?' in caught.value.text()
 
 
 def test_set_collapses_a_zip_to_rows_that_differ() -> None:

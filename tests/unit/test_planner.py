@@ -204,8 +204,14 @@ def test_a_missing_package_makes_a_cell_unavailable_before_anything_is_sent(tmp_
     packages = {k: v for k, v in EVERYTHING.items() if k != "torch"}
     plan = _plan(tmp_path, TWO, packages=packages)
     assert plan.runs == []
-    assert {(e.rule, e.why) for e in plan.excluded} == {("packages", "not available: python3 has no torch")}
+    assert {(e.rule, e.why) for e in plan.excluded} == {
+        ("packages", "not available: python3 has no torch; fix: python3 -m pip install torch")
+    }
     assert any("every cell is excluded" in check.what for check in plan.checks)
+    horovod = TWO.replace('"ddp"', '"horovod"').replace('"eager"', '"horovod"')
+    packages = {k: v for k, v in EVERYTHING.items() if k != "horovod"}
+    (excluded, *_) = _plan(tmp_path, horovod, packages=packages, machine=_machine(gpus=2)).excluded
+    assert excluded.why.endswith("; fix: orchestrate wheel horovod --python python3 --install")
 
 
 def test_an_interpreter_that_cannot_be_asked_is_said_and_excludes_nothing(tmp_path: Path) -> None:
