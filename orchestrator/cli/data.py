@@ -35,7 +35,7 @@ SomeNames = Annotated[
 @_data.command("list")
 def list_(
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002
-    json: output.JsonOption = False,
+    json: output.JsonFormatOption = False,
     data: DataOption = None,
 ) -> None:
     """Show the data sets there are and whether they are usable.
@@ -51,7 +51,7 @@ def list_(
 def check(
     names: SomeNames = None,
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002
-    json: output.JsonOption = False,
+    json: output.JsonFormatOption = False,
     data: DataOption = None,
 ) -> None:
     """Look whether data sets are there and whole, without reading all of them.

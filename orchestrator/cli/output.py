@@ -56,7 +56,10 @@ def _alone(context: typer.Context, value: Any) -> Any:
 
 
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print.", callback=_alone)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Same as --format json.", callback=_alone)]
+JsonFormatOption = Annotated[bool, typer.Option("--json", help="Same as --format json.", callback=_alone)]
+"""Of a verb that has ``--format``."""
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+"""Of a verb that has not."""
 
 
 def chosen(format: Format, json: bool) -> Format:  # noqa: A002 (the options' names)

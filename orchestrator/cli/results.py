@@ -12,7 +12,7 @@ import typer
 
 from orchestrator.cli import completion, output
 from orchestrator.cli.options import DatabaseOption, ExperimentOption, RunsOption, SetOption
-from orchestrator.cli.store import insist_on_database, say_problems
+from orchestrator.cli.store import insist_on_results, say_problems
 from orchestrator.errors import InputError
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT_RUNS, Workspace
 
@@ -70,7 +70,7 @@ def results(
     experiment: ExperimentOption = DEFAULT_EXPERIMENT,
     sets: SetOption = None,
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
-    json: output.JsonOption = False,
+    json: output.JsonFormatOption = False,
     runs: RunsOption = DEFAULT_RUNS,
     database: DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
@@ -139,7 +139,7 @@ def query(
         ),
     ] = None,
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
-    json: output.JsonOption = False,
+    json: output.JsonFormatOption = False,
     database: DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
     """Run a read-only SQL query on the results.
@@ -163,7 +163,9 @@ def query(
             raise InputError(f":{name} is given twice", where=f"-p {given}", hint="leave one of them out")
         values[name] = value
     statement = _from_standard_input() if sql == "-" else sql
-    with open_store(Workspace.at(database=database).database, read_only=True) as store:
+    workspace = Workspace.at(database=database)
+    insist_on_results(workspace)
+    with open_store(workspace.database, read_only=True) as store:
         names, rows = queries.run_sql(store, statement, values)
     columns = [output.Column(name, title=name, text=_as_asked(name)) for name in names]
     output.rows([dict(zip(names, row, strict=True)) for row in rows], columns, output.chosen(format, json))
@@ -188,14 +190,7 @@ def _collected(workspace: Workspace) -> Iterator[Store]:
     from db.errors import StoreReadOnlyError
     from db.ingest import collect as take_in
 
-    if workspace.is_empty:
-        raise InputError(
-            "there are no results here",
-            where=str(workspace.runs.parent),
-            why=f"neither {workspace.runs.name} nor {Path(workspace.database).name} exists",
-            hint="orchestrate submit, or name the places with --runs and --db",
-        )
-    insist_on_database(workspace)
+    insist_on_results(workspace)
     if not workspace.runs.is_dir():
         output.talk(f"note: {workspace.runs}: there is no runs folder, so newer results are not in it")
     try:

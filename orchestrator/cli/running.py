@@ -12,6 +12,7 @@ import typer
 from orchestrator.cli import naming, output
 from orchestrator.cli.options import DatabaseOption, RecoverOption, RunsOption
 from orchestrator.cli.refreshing import bring_up_to_date, refreshed
+from orchestrator.cli.store import insist_on_something
 from orchestrator.cluster.resources import LOCAL
 from orchestrator.errors import InputError, OperationError
 from orchestrator.quantities import counted
@@ -31,7 +32,7 @@ app = typer.Typer()
 @app.command()
 def status(
     recover: RecoverOption = True,
-    json: output.JsonOption = False,
+    json: output.JsonFormatOption = False,
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
     runs: RunsOption = DEFAULT_RUNS,
     database: DatabaseOption = DEFAULT_DATABASE,
@@ -146,6 +147,7 @@ def cancel(
     """
     naming.insist(names, every, "cancel", "--all")
     workspace = Workspace.at(runs=runs, database=database)
+    insist_on_something(workspace)
     found = refreshed(workspace)
     chosen = found if every else [naming.one(found, name) for name in names or []]
     live = [run for run in chosen if run.state.live]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -64,7 +67,8 @@ def rebuild(
 ) -> None:
     """Make the database anew from the run directories.
 
-    Safe in the middle of a campaign: other commands see the old content or the new. A damaged file is kept beside it.
+    Safe in the middle of a campaign: other commands see the old content or the new. A damaged file is kept beside it
+    under another name; one that is no SQLite database at all, or another program's, is refused and stays as it is.
 
     Example: orchestrate db rebuild
     """
@@ -110,7 +114,7 @@ def upgrade(database: DatabaseOption = DEFAULT_DATABASE) -> None:
 def info(
     columns: Annotated[bool, typer.Option("--columns", help="List the columns of every table and view.")] = False,
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
-    json: output.JsonOption = False,
+    json: output.JsonFormatOption = False,
     database: DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
     """Say where the database is, its schema, and what is in it.
@@ -121,7 +125,9 @@ def info(
     from db.engine import open_store, revision
 
     style = output.chosen(format, json)
-    with open_store(Workspace.at(database=database).database, read_only=True) as store:
+    workspace = Workspace.at(database=database)
+    insist_on_results(workspace)
+    with open_store(workspace.database, read_only=True) as store:
         if columns:
             output.rows(queries.schema(), ["table", "column", "type"], style)
             return
@@ -135,8 +141,31 @@ def insist_on_database(workspace: Workspace) -> None:
         raise InputError(
             "there is no database",
             where=workspace.database,
-            hint="orchestrate collect makes it from the runs folder, --db names another",
+            hint=f"orchestrate collect{_named(workspace)} makes it from the runs folder, --db names another",
         )
+
+
+def insist_on_results(workspace: Workspace) -> None:
+    """Raises InputError where no run was ever sent from here, or there is no database of those that were."""
+    insist_on_something(workspace)
+    insist_on_database(workspace)
+
+
+def insist_on_something(workspace: Workspace) -> None:
+    """Raises InputError where no run was ever sent from here."""
+    if workspace.is_empty:
+        raise InputError(
+            "there is nothing here yet",
+            where=str(workspace.runs.parent),
+            why=f"neither {workspace.runs.name} nor {Path(workspace.database).name} exists",
+            hint=f"orchestrate submit{_named(workspace)}, or name the places with --runs and --db",
+        )
+
+
+def _named(workspace: Workspace) -> str:
+    """The option that other commands need to find this database; none where they find it by themselves."""
+    usual = Workspace.at(database=os.environ.get("ORCHESTRATE_DB") or DEFAULT_DATABASE).database
+    return "" if workspace.database == usual else f" --db {shlex.quote(workspace.database)}"
 
 
 def _say_collected(done: str, collected: Collected) -> None:

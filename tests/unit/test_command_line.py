@@ -386,3 +386,10 @@ def test_the_run_that_the_help_of_logs_names_is_one_of_the_demo_study(tmp_path: 
     _run(tmp_path, "init")
     labels = [run["label"] for run in json.loads(_run(tmp_path, "plan", "--local", "--json").stdout)["runs"]]
     assert labels.count(shlex.split(COMMANDS["logs"].help.splitlines()[-1])[3]) == 1
+
+
+def test_json_is_said_to_be_a_format_where_there_are_formats() -> None:
+    for name, command in COMMANDS.items():
+        help_of = {parameter.name: getattr(parameter, "help", "") for parameter in command.params}
+        if "json" in help_of:
+            assert help_of["json"] == ("Same as --format json." if "format" in help_of else "Print JSON."), name

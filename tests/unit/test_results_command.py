@@ -181,19 +181,27 @@ def test_an_empty_folder_has_no_results_and_gets_no_database(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     _, err = _out(capsys, "results", code=2)
+    for same in (["query", "SELECT 1"], ["db", "info"], ["db", "info", "--columns"], ["cancel", "--all"]):
+        assert _out(capsys, *same, code=2) == ("", err)
+    fix = f"  fix: orchestrate submit --db {tmp_path}/other.db, or name the places with --runs and --db\n"
+    assert _out(capsys, "query", "SELECT 1", "--db", "other.db", code=2)[1].endswith(fix)
     assert err == (
-        f"{tmp_path}: there are no results here\n  why: neither runs nor results.db exists\n"
+        f"{tmp_path}: there is nothing here yet\n  why: neither runs nor results.db exists\n"
         "  fix: orchestrate submit, or name the places with --runs and --db\n"
     )
     (tmp_path / "runs").mkdir()
     _, err = _out(capsys, "results", code=2)
     fix = "orchestrate collect makes it from the runs folder, --db names another"
     assert err == f"{tmp_path}/results.db: there is no database\n  fix: {fix}\n"
+    assert _out(capsys, "query", "SELECT 1", code=2)[1] == err
+    assert (
+        f"orchestrate collect --db {tmp_path}/other.db makes it"
+        in _out(capsys, "db", "info", "--db", "other.db", code=2)[1]
+    )
     (tmp_path / "runs").rmdir()
     assert _out(capsys, "db", "upgrade", code=2)[1] == err
     assert "there is no runs folder" in _out(capsys, "collect", code=2)[1]
     assert "there is no runs folder" in _out(capsys, "db", "rebuild", code=2)[1]
-    assert "there is no database" in _out(capsys, "query", "SELECT 1", code=1)[1]
     assert list(tmp_path.iterdir()) == []
 
 
