@@ -112,7 +112,14 @@ def expand(value: str, places: Mapping[str, str]) -> str:
         if word not in places and word != "user":
             raise refuse(f"{show(value)}: {{{word}}} is not known", "known are {user} and, once it is set, {scratch}")
         expanded = expanded.replace(f"{{{word}}}", places[word] if word in places else _user())
+    _insist_on_names(value, expanded)
     return os.path.expanduser(expanded) if value.startswith("~") else expanded  # noqa: PTH111 (Path("") is ".")
+
+
+def _insist_on_names(value: str, path: str) -> None:
+    """Refuse a brace that is left: it would be part of a folder's name."""
+    if left := re.search(r"[^/]*[{}][^/]*", path):
+        raise refuse(f"{show(value)}: {left[0]} is no place's name", "write {user} or {scratch}, with both braces")
 
 
 def _user() -> str:
@@ -140,6 +147,7 @@ def _on_nodes(value: str, info: ValidationInfo) -> str:
     path = _line(value)
     for word in re.findall(r"\{\w+\}", path):
         path = path.replace(word, expand(word, info.context or {}))
+    _insist_on_names(value, path)
     if path and path[0] not in "/$":
         raise refuse(f"{show(value)} is not an absolute path", 'write a folder of the node, such as "$TMPDIR"')
     return path

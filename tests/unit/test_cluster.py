@@ -158,6 +158,12 @@ def test_an_unknown_place_is_refused() -> None:
     assert mistake('data = "{scratch}/data"')[1] == '"{scratch}/data": {scratch} is not known'
 
 
+@pytest.mark.parametrize("value", ["/s/{user", "/s/user}/x", "/s/{us-er}"])
+@pytest.mark.parametrize("key", ["scratch", "data", "stage"])
+def test_half_a_place_is_no_folder_name(key: str, value: str) -> None:
+    assert mistake(f'{key} = "{value}"')[:2] == (key, f'"{value}": {value.split("/")[2]} is no place\'s name')
+
+
 def test_an_account_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container the user may have no name; the key that needs one says so."""
 
