@@ -75,7 +75,7 @@ def _show(made: Plan, *, every: bool) -> None:
             {
                 "run_id": run.cell.run_id,
                 "label": run.cell.label,
-                "state": run.action.value,
+                "state": run.action.words,
                 "hardware": run.cell.train.hardware,
                 "cpus": run.cell.train.cpus,
                 "why": run.why,
@@ -84,7 +84,7 @@ def _show(made: Plan, *, every: bool) -> None:
         ]
     else:
         counts = Counter(
-            (run.cell.train.model, run.cell.train.strategy, run.cell.train.hardware, run.action.value)
+            (run.cell.train.model, run.cell.train.strategy, run.cell.train.hardware, run.action.words)
             for run in made.runs
         )
         names = ["model", "strategy", "hardware", "state", "runs"]
@@ -100,7 +100,8 @@ def _show(made: Plan, *, every: bool) -> None:
             output.Format.TABLE,
         )
     if made.scripts:
-        output.rows(_arrays(made), ["array", "runs", "gpu_hours_limit", "partition", "qos"], output.Format.TABLE)
+        hours = output.Column("gpu_hours_limit", text=lambda row: f"{row['gpu_hours_limit']:.2f}")
+        output.rows(_arrays(made), ["array", "runs", hours, "partition", "qos"], output.Format.TABLE)
     for check in made.checks:
         fix = f"; {check.fix}" if check.fix else ""
         output.talk(f"{'must be fixed' if check.blocking else 'note'}: {check.what}{fix}")
@@ -110,14 +111,15 @@ def _show(made: Plan, *, every: bool) -> None:
 def summary(made: Plan) -> str:
     """The plan in one line: what there is, what is new, and what it would cost."""
     counts = made.counts()
-    parts = [f"{counts[action]} {action.value}" for action in counts]
+    parts = [f"{counts[action]} {action.words}" for action in counts]
     if made.excluded:
         parts.append(f"{len(made.excluded)} excluded")
     if made.merged:
         parts.append(f"{made.merged} merged as duplicates")
     cells = counted(len(made.runs) + len(made.excluded), "cell")
     to_send = len(made.to_send())
-    return f"{cells} for {made.target}: {', '.join(parts) or 'none'}; {to_send} to send, {_hours(made.gpu_hours)}"
+    cost = f", {_hours(made.gpu_hours)}" if any(run.shape.gpus for run in made.runs) else ""
+    return f"{cells} for {made.target}: {', '.join(parts) or 'none'}; {to_send} to send{cost}"
 
 
 def _hours(hours: Hours) -> str:

@@ -234,7 +234,7 @@ def _tell(plan: Plan, done: Submitted, proven: frozenset[str], *, staying: bool)
     first = proven & {s.run_id for s in (*done.sent, *done.resumed)}
     counts = Counter(run.action for run in plan.runs if run.cell.run_id not in first)
     counts.pop(Action.NEW, None)
-    rest = [f"{count} {action.value}{' before' * (action is Action.FAILED)}" for action, count in counts.items()]
+    rest = [f"{count} {action.words}{' before' * (action is Action.FAILED)}" for action, count in counts.items()]
     rest += [f"{len(plan.excluded)} excluded"] if plan.excluded else []
     rest = [f"{counted(len(first), 'canary', 'canaries')} among them", *rest] if first else rest
     typer.echo(_sent(done, plan.target) + (f" ({', '.join(rest)})" if rest else ""))

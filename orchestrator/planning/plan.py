@@ -27,6 +27,11 @@ class Action(StrEnum):
     STALE = "stale"
     """Done, but code, packages or data changed since; ``submit --stale`` runs it again."""
 
+    @property
+    def words(self) -> str:
+        """For people, who take a run that waits in a queue for none that is running."""
+        return "under way" if self is Action.RUNNING else self.value
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from db.queries import Duration, RunRecord
+from orchestrator.cli import planning
 from orchestrator.cluster import profiles
 from orchestrator.environment.interpreter import Packages
 from orchestrator.errors import InputError
@@ -198,6 +199,23 @@ def test_history_gives_an_expectation_and_says_what_it_rests_on(tmp_path: Path) 
     assert hours.low == pytest.approx(2 * 2 * (4 * 1.0) / 3600)
     assert hours.high == pytest.approx(2 * 2 * 1.0)
     assert hours.basis == "measured history for 2 of 2 runs"
+
+
+def test_what_waits_is_under_way_and_hours_of_gpus_are_those_of_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the words for people; ``running`` stays what programs read."""
+    plan = _plan(tmp_path, TWO)
+    plan = _plan(tmp_path, TWO, records=_record(plan, 0, state="pending"))
+    assert planning.summary(plan) == "2 cells for local: 1 under way, 1 new; 1 to send"
+    planning._show(plan, every=True)
+    assert "under way" in capsys.readouterr().out
+    assert plan.to_json()["runs"][0]["state"] == "running"
+    sol = profiles.load("sol")
+    plan = _plan(tmp_path, TWO.replace("cpu:2", "a100:2") + "time_limit = '50m'\n", profile=sol)
+    assert planning.summary(plan).startswith("2 cells for sol: 2 new; 2 to send, at most 3.3 GPU-hours (no measured")
+    planning._show(plan, every=True)
+    assert " 3.33 " in capsys.readouterr().out
 
 
 def test_a_missing_package_makes_a_cell_unavailable_before_anything_is_sent(tmp_path: Path) -> None:
