@@ -23,15 +23,21 @@ def all_written(context: typer.Context, *names: str) -> bool:
     return not context.resilient_parsing and all(s is not None and s.name == "COMMANDLINE" for s in sources)
 
 
-def _one_target(context: typer.Context, value: _Given) -> _Given:
-    """Where runs go is said once; against a cluster that the environment names, ``--local`` is the exception."""
-    if all_written(context, "local", "cluster"):
+def insist_apart(context: typer.Context, one: str, other: str, why: str) -> None:
+    """Raises InputError when two parameters are both written of which one would be ignored, with why that is so."""
+    if all_written(context, one, other):
+        written = {parameter.name: max(parameter.opts, key=len) for parameter in context.command.params}
         raise InputError(
-            "--local and --cluster contradict each other",
+            f"{written[one]} and {written[other]} contradict each other",
             where=context.command_path,
-            why="runs go to this machine or to a cluster",
+            why=why,
             hint="leave one of the two out",
         )
+
+
+def _one_target(context: typer.Context, value: _Given) -> _Given:
+    """Where runs go is said once; against a cluster that the environment names, ``--local`` is the exception."""
+    insist_apart(context, "local", "cluster", "runs go to this machine or to a cluster")
     return value
 
 

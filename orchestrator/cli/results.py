@@ -98,6 +98,9 @@ def results(
     by = _keys(group_by, "--group-by")
     if by and published:
         raise InputError("--published is for single runs", where=f"--group-by {group_by}", hint="leave one of them out")
+    if sets and not published:
+        why = "it changes what [[published]] of the experiment file is compared with"
+        raise InputError("--set goes with --published", where=f"--set {sets[0]}", why=why, hint="add --published")
     others = experiments.load(experiment, sets or []) if published else None
     wanted = _keys(select, "--select", others)
     _insist_on_measured(where or [])

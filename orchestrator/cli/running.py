@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import naming, output
-from orchestrator.cli.options import DatabaseOption, RecoverOption, RunsOption
+from orchestrator.cli.options import DatabaseOption, RecoverOption, RunsOption, insist_apart
 from orchestrator.cli.refreshing import bring_up_to_date, refreshed
 from orchestrator.cli.store import insist_on_something
 from orchestrator.cluster.resources import LOCAL
@@ -56,6 +56,7 @@ def status(
 
 @app.command()
 def logs(
+    context: typer.Context,
     run: naming.RunArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     rank: Annotated[int, typer.Option("--rank", "-r", min=0, help="Which rank.")] = 0,
@@ -74,6 +75,8 @@ def logs(
     from orchestrator.tracking import tracker
     from workloads.rundir import RunDir
 
+    insist_apart(context, "every", "rank", "--all shows every rank")
+    insist_apart(context, "stdout", "stderr", "each shows one stream alone; without them both are shown")
     workspace = Workspace.at(runs=runs, database=database)
     chosen = naming.one(refreshed(workspace), run)
     if chosen.attempt == 0:

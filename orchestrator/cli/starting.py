@@ -18,6 +18,7 @@ from orchestrator.cli.options import (
     ExperimentOption,
     LocalOption,
     RunsOption,
+    insist_apart,
 )
 from orchestrator.cli.refreshing import insist_on_runs_folder
 from orchestrator.errors import InputError
@@ -28,6 +29,7 @@ app = typer.Typer()
 
 @app.command()
 def init(
+    context: typer.Context,
     study: Annotated[
         str, typer.Option("--study", "-s", help="Which starter study.", autocompletion=study_names)
     ] = "demo",
@@ -53,6 +55,9 @@ def init(
 
     Example: orchestrate init --cluster
     """
+    insist_apart(context, "cluster", "study", "a study is an experiment file, and --cluster writes a cluster file")
+    insist_apart(context, "cluster", "experiment", "--cluster writes a cluster file, always cluster.toml")
+    insist_apart(context, "list_all", "study", "--list shows every study and writes none")
     if profile is not None and not cluster:
         raise InputError("--profile names a shipped profile of a cluster", hint="add --cluster")
     if cluster:

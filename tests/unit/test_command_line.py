@@ -388,6 +388,23 @@ def test_the_run_that_the_help_of_logs_names_is_one_of_the_demo_study(tmp_path: 
     assert labels.count(shlex.split(COMMANDS["logs"].help.splitlines()[-1])[3]) == 1
 
 
+@pytest.mark.parametrize(
+    ("argv", "options"),
+    [
+        ("init --cluster --study demo", "--cluster and --study"),
+        ("init --cluster -e x.toml", "--cluster and --experiment"),
+        ("init --list -s demo", "--list and --study"),
+        ("logs x --all --rank 0", "--all and --rank"),
+        ("logs x --stdout --stderr", "--stdout and --stderr"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(tmp_path: Path, argv: str, options: str) -> None:
+    done = _run(tmp_path, *argv.split())
+    assert done.returncode == 2 and list(tmp_path.iterdir()) == []
+    assert done.stderr.startswith(f"orchestrate {argv.split()[0]}: {options} contradict each other\n  why: ")
+    assert done.stderr.endswith("  fix: leave one of the two out\n")
+
+
 def test_json_is_said_to_be_a_format_where_there_are_formats() -> None:
     for name, command in COMMANDS.items():
         help_of = {parameter.name: getattr(parameter, "help", "") for parameter in command.params}

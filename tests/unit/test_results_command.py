@@ -148,6 +148,7 @@ def test_rows_of_several_experiments_say_which(study: Any, capsys: pytest.Captur
             "--where published_test_accuracy>0.5: conditions are on what was measured\n"
             "  why: figures of others come from the experiment file\n  fix: --where test_accuracy>0.5;",
         ),
+        (["results", "--set", "lr=1"], "--set lr=1: --set goes with --published\n  why: it changes"),
         (["results", "-g", "model", "-s", "device_name"], "--select: device_name has no median"),
         (["query", "SELECT :a", "-p", "a"], "-p a: not a parameter\n  fix: -p NAME=VALUE"),
         (["query", "SELECT :a", "-p", "a=1", "-p", ":a=2"], "-p :a=2: :a is given twice\n  fix: leave one of them out"),
