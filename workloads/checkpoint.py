@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import pickle
@@ -115,6 +116,7 @@ def _content(path: Path, run_id: str, *, mmap: bool = False) -> dict[str, Any]:
             raise ValueError(f"version {content['version']} of run {content['run_id']}")
         return {name: content[name] for name in ("model", "optimizer", "progress")}
     except (
+        OSError,
         RuntimeError,
         ValueError,
         KeyError,
@@ -123,6 +125,9 @@ def _content(path: Path, run_id: str, *, mmap: bool = False) -> dict[str, Any]:
         pickle.UnpicklingError,
         zipfile.BadZipFile,
     ) as error:
+        # torch's reader seeks to before the start of a small file that was cut short; a disk that fails says another.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
         raise DamagedCheckpointError(f"{path}: {type(error).__name__}: {error}".partition("\n")[0]) from error
 
 
