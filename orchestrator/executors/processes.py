@@ -58,7 +58,9 @@ def supervisor_of(token: str) -> int | None:
 
 def kill_supervised(token: str, supervisor: int) -> bool:
     """SIGKILL a supervisor and all of its attempt; False when something is still there (stuck in the kernel)."""
-    # Its session first: as long as its leader is there, no other has that number.
+    # Its session first, and it stopped until then: as long as a leader is there, no other session has its number.
+    with contextlib.suppress(OSError):
+        os.kill(supervisor, signal.SIGSTOP)
     gone = kill_attempt(token, session=supervisor)
     deadline = time.monotonic() + 5.0
     while (pid := supervisor_of(token)) is not None:

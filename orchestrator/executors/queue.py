@@ -31,7 +31,7 @@ from orchestrator.executors.entries import (
     supervisor_name,
 )
 from orchestrator.executors.machine import Machine, local_machine
-from orchestrator.executors.witnesses import Supervisor, host_fate, started_on
+from orchestrator.executors.witnesses import Supervisor, host_fate, started_on, why_gone
 from workloads.contract import State
 from workloads.rundir import write_json
 
@@ -133,6 +133,8 @@ class Queue:
         """By token; None for one that an earlier queue started."""
         self._foreign: set[str] = set()
         """Running entries of another machine that shares the folder."""
+        self._unwritten: set[str] = set()
+        """Ended ones whose verdict the disk did not take yet."""
         self._blocked_since: dict[str, float] = {}
         self._reservation: _Reservation | None = None
         self._told: dict[str, str] = {}
@@ -187,7 +189,7 @@ class Queue:
                 self._foreign.add(token)
                 return True
             processes.kill_attempt(token)
-            why = "the machine was restarted" if fate is Supervisor.REBOOTED else "its supervisor was killed"
+            why = why_gone(fate, untold=self._folder.is_untold(token))
             log.info("run %s attempt %s: %s", entry.run_id, entry.attempt, why)
             lost = Ending(State.LOST, "supervisor_lost", f"{why}; orchestrate retry goes on from its last checkpoint")
             cancelled = Ending(State.CANCELLED, "cancelled", "stopped by orchestrate cancel")
@@ -201,7 +203,10 @@ class Queue:
             try:
                 ended.write(attempt)
             except OSError as error:
-                log.warning("cannot write %s: %s", attempt.exit, error)
+                # Tried again each turn, said once.
+                if token not in self._unwritten:
+                    log.warning("cannot write %s: %s", attempt.exit, error)
+                self._unwritten.add(token)
                 return False
         self._folder.finish(token)
         return True

@@ -90,8 +90,8 @@ def main() -> None:
         log.exception("could not start")
         processes.kill_attempt(order.token, session=os.getpid())
         ended = Exit(State.FAILED, "start_failed", f"the run could not be started: {error}")
-    _write_persistently(ended, attempt, partial(folder.note_untold, order.token))
-    folder.finish(order.token)
+    if _write_persistently(ended, attempt, partial(folder.note_untold, order.token)):
+        folder.finish(order.token)
 
 
 class _Controller:
@@ -344,8 +344,8 @@ def _last_line(stream: IO[bytes]) -> str:
     return lines[-1].strip() if lines else ""
 
 
-def _write_persistently(ended: Exit, attempt: AttemptDir, say_so: Callable[[], None]) -> None:
-    """Write the verdict, waiting for room on a full disk; without it the attempt would count as lost.
+def _write_persistently(ended: Exit, attempt: AttemptDir, say_so: Callable[[], None]) -> bool:
+    """Write the verdict, waiting for room on a full disk; False when there was none for :data:`WRITE_RETRY_S`.
 
     Args:
         say_so: called while it cannot be written.
@@ -358,10 +358,10 @@ def _write_persistently(ended: Exit, attempt: AttemptDir, say_so: Callable[[], N
             log.warning("cannot write %s: %s", attempt.exit, error)
             say_so()
             if time.monotonic() > deadline:
-                return
+                return False
             time.sleep(1.0)
         else:
-            return
+            return True
 
 
 if __name__ == "__main__":

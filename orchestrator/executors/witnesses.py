@@ -84,7 +84,7 @@ def verdict(w: Witnesses) -> Verdict:
             return w.result
         if w.cancelling:
             return Verdict(State.CANCELLED, "cancelled", "stopped by orchestrate cancel")
-        why = "the machine was restarted" if w.supervisor is Supervisor.REBOOTED else "its supervisor was killed"
+        why = why_gone(w.supervisor, untold=w.untold)
         return Verdict(State.LOST, "supervisor_lost", f"{why}; orchestrate retry goes on from its last checkpoint")
     if w.supervisor is Supervisor.ELSEWHERE:
         if w.result is not None:
@@ -107,6 +107,13 @@ def verdict(w: Witnesses) -> Verdict:
     return Verdict(
         State.LOST, "entry_lost", "its queue entry is gone, and it never started; orchestrate retry sends it again"
     )
+
+
+def why_gone(fate: Supervisor, *, untold: bool) -> str:
+    """Why a supervisor left no verdict."""
+    if untold:
+        return "it ended while the disk had no room to write how"
+    return "the machine was restarted" if fate is Supervisor.REBOOTED else "its supervisor was killed"
 
 
 class LocalView:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.executors import supervisor
 from orchestrator.executors.endings import (
     Ending,
     Exit,
@@ -193,3 +194,16 @@ def test_a_damaged_or_foreign_result_is_none(tmp_path: Path) -> None:
     assert own_result(attempt) is None
     attempt.write_result(RunResult(run_id="f" * 16, attempt=1, state="succeeded"))
     assert own_result(attempt) is None
+
+
+def test_a_verdict_without_room_is_noted_and_its_entry_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever finds the supervisor gone writes it later; to forget the entry would be to lose the end."""
+    monkeypatch.setattr(supervisor, "WRITE_RETRY_S", -1.0)
+    attempt = RunDir.of(tmp_path, "ab" * 8).attempt(1).create()
+    said: list[None] = []
+    attempt.exit.mkdir()
+    assert not supervisor._write_persistently(Exit(State.FAILED), attempt, lambda: said.append(None))
+    assert len(said) == 1
+    attempt.exit.rmdir()
+    assert supervisor._write_persistently(Exit(State.FAILED), attempt, lambda: said.append(None))
+    assert len(said) == 1 and Exit.read(attempt) == Exit(State.FAILED)

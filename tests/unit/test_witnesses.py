@@ -40,6 +40,12 @@ FAILURE = Verdict(State.FAILED, "program_error", "rank 0: boom")
         ({"supervisor": Supervisor.ALIVE, "untold": True}, State.RUNNING, "disk_full", "it has ended, and the disk"),
         ({"supervisor": Supervisor.GONE, "result": FAILURE}, State.FAILED, "program_error", "rank 0: boom"),
         ({"supervisor": Supervisor.GONE}, State.LOST, "supervisor_lost", "its supervisor was killed"),
+        (
+            {"supervisor": Supervisor.GONE, "untold": True},
+            State.LOST,
+            "supervisor_lost",
+            "it ended while the disk had no",
+        ),
         ({"supervisor": Supervisor.GONE, "cancelling": True}, State.CANCELLED, "cancelled", "stopped by"),
         ({"supervisor": Supervisor.REBOOTED}, State.LOST, "supervisor_lost", "the machine was restarted"),
         ({"supervisor": Supervisor.REBOOTED, "result": FAILURE}, State.FAILED, "program_error", "rank 0: boom"),
