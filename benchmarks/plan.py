@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.cluster import profiles, resources
+from orchestrator.config import experiment, matrix
 from orchestrator.environment.interpreter import Packages
-from orchestrator.planning import planfile, planner
+from orchestrator.planning import plan_file, planner
 from orchestrator.planning.plan import Plan
-from orchestrator.study import experiment, matrix
 from orchestrator.workspace import Workspace
 from workloads.contract import State
 
@@ -169,7 +169,7 @@ def measure(cells: int, repeats: int) -> dict[str, float]:
         kinds: dict[str, Callable[[], float]] = {
             "load and expand": lambda: _rate(count, ours.expand),
             "plan": lambda: _rate(count, ours.plan),
-            "plan and write": lambda: _rate(count, lambda: planfile.save(ours.plan(), folder / "plan.json")),
+            "plan and write": lambda: _rate(count, lambda: plan_file.save(ours.plan(), folder / "plan.json")),
             "hydra": lambda: hydra_rate(folder),
             "reframe": lambda: reframe_rate(folder),
         }

@@ -30,10 +30,10 @@ from pathlib import Path
 from submitit import SlurmExecutor
 
 from orchestrator.cluster import profiles
+from orchestrator.config import experiment
 from orchestrator.environment.interpreter import Packages
 from orchestrator.planning import planner
-from orchestrator.sending import submitter
-from orchestrator.study import experiment
+from orchestrator.submission import submitter
 from orchestrator.workspace import Workspace
 from tests.slurm.lab import Lab, running
 

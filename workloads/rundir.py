@@ -17,10 +17,10 @@
                 owner.json             Slurm: the job that carries it out, created at most once
     RUNS/jobs/<job id>/                submitit's folder of a Slurm array: pickles and rank logs
     RUNS/jobs/slurm-<job id>_<i>.out   what the job script itself said
-    RUNS/jobs/orc-<token>/             an array from before its sbatch on (see orchestrator.executors.slurm_records):
+    RUNS/jobs/orc-<token>/             an array from before its sbatch on (see orchestrator.backends.slurm.records):
         array.json, specs.json        which attempt each task is, and what to train (see workloads.arrays)
     RUNS/sites/<target>/               a cluster's limits, job scripts and newest answers
-    RUNS/queue/                        local mode's queue (see orchestrator.executors.local)
+    RUNS/queue/                        local mode's queue (see orchestrator.backends.local.executor)
     RUNS/snapshots/                    the code that was submitted (see workloads.frozen)
     RUNS/.trash/                       what an orchestrate clean is removing, or was when it was killed
 

@@ -10,9 +10,9 @@ from orchestrator.cli import output, waiting
 from orchestrator.cli.refreshing import refreshed
 from orchestrator.errors import OperationError
 from orchestrator.planning.plan import Action
-from orchestrator.quantities import counted
-from orchestrator.sending import canary
-from orchestrator.sending.submitter import Submitted
+from orchestrator.submission import canary
+from orchestrator.submission.submitter import Submitted
+from orchestrator.units import counted
 
 if TYPE_CHECKING:
     from orchestrator.planning.plan import Plan

@@ -11,13 +11,13 @@ import typer
 from orchestrator.cli import output
 from orchestrator.cli.options import DatabaseOption, RunsOption
 from orchestrator.errors import InputError, PartlyDoneError
-from orchestrator.quantities import counted
-from orchestrator.tracking.cleaning import Keep, Kind
+from orchestrator.tracking.clean import Keep, Kind
+from orchestrator.units import counted
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
 from workloads.contract import State
 
 if TYPE_CHECKING:
-    from orchestrator.tracking.cleaning import Found, Rules
+    from orchestrator.tracking.clean import Found, Rules
 
 app = typer.Typer()
 
@@ -49,7 +49,7 @@ def clean(
 
     Example: orchestrate clean --keep best --older-than 7d --dry-run
     """
-    from orchestrator.tracking.cleaning import Rules
+    from orchestrator.tracking.clean import Rules
 
     workspace = Workspace.at(runs=runs, database=database)
     rules = Rules(
@@ -101,7 +101,7 @@ def _ended(states: Collection[State]) -> frozenset[State]:
 
 
 def _seconds(text: str) -> float:
-    from orchestrator.quantities import QuantityError, parse_time_limit
+    from orchestrator.units import QuantityError, parse_time_limit
 
     if not text:
         return 0.0
@@ -113,26 +113,26 @@ def _seconds(text: str) -> float:
 
 def _find(workspace: Workspace, rules: Rules) -> Found:
     from orchestrator.cli.refreshing import bring_up_to_date, insist_on_runs_folder
-    from orchestrator.tracking import cleaning
+    from orchestrator.tracking import clean
 
     insist_on_runs_folder(workspace)
     if workspace.is_empty:
-        return cleaning.Found()
+        return clean.Found()
     from db.engine import open_store
     from db.queries import run_states
 
     with open_store(workspace.database) as store:
         bring_up_to_date(store, workspace.runs)
-        needed = cleaning.needed_snapshots(store, workspace.runs)
-        return cleaning.find(workspace.runs, run_states(store), needed, rules)
+        needed = clean.needed_snapshots(store, workspace.runs)
+        return clean.find(workspace.runs, run_states(store), needed, rules)
 
 
 def _remove(workspace: Workspace, found: Found) -> Found:
     from db.engine import open_store
-    from orchestrator.tracking import cleaning
+    from orchestrator.tracking import clean
 
     with open_store(workspace.database) as store:
-        return cleaning.remove(store, workspace.runs, found.items)
+        return clean.remove(store, workspace.runs, found.items)
 
 
 def _show(found: Found) -> None:

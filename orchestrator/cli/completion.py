@@ -66,10 +66,10 @@ def run_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def study_names(incomplete: str) -> list[str]:
-    """Starter studies."""
-    from orchestrator.study import studies
+    """Starter starter_studies."""
+    from orchestrator.config import starter_studies
 
-    return [name for name in studies.names() if name.startswith(incomplete)]
+    return [name for name in starter_studies.names() if name.startswith(incomplete)]
 
 
 def cluster_names(incomplete: str) -> list[str]:
@@ -88,7 +88,7 @@ def settings(incomplete: str) -> list[str]:
 
     With a default there are two words, so that a shell stops behind the ``=`` that they share.
     """
-    from orchestrator.study.keys import KEYS
+    from orchestrator.config.keys import KEYS
 
     key, assigned, _ = (os.environ.get(_BEFORE, "") + incomplete).partition("=")
     meant = [name for name in KEYS if (name == key if assigned else name.startswith(key))]
@@ -98,9 +98,9 @@ def settings(incomplete: str) -> list[str]:
 
 
 def _worded(key: str) -> list[str]:
+    from orchestrator.config.matrix import DEFAULTS
     from orchestrator.plugins import Plugins
-    from orchestrator.study.matrix import DEFAULTS
-    from orchestrator.tomlfile import show
+    from orchestrator.toml_file import show
     from workloads.contract import EXECUTION_KEYS
 
     if key in ("model", "dataset", "strategy"):

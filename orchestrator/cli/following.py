@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.executors.endings import Exit
+from orchestrator.backends.exit_status import Exit
 from workloads.rundir import AttemptDir, jobs_folder, read_events
 
 POLL_S = 0.3

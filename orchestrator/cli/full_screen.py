@@ -17,7 +17,7 @@ import tty
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.tracking.overview import Overview
+from orchestrator.tracking.status_summary import Overview
 
 if TYPE_CHECKING:
     from orchestrator.cli.screen import Looks

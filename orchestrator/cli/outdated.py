@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
+from orchestrator.backends.slurm.records import SiteFolder
 from orchestrator.cli import output
 from orchestrator.cluster import profiles
+from orchestrator.config import experiment as experiments
 from orchestrator.errors import OrchestrateError
-from orchestrator.executors.slurm_records import SiteFolder
-from orchestrator.planning import planfile
+from orchestrator.planning import plan_file
 from orchestrator.planning.plan import Plan
-from orchestrator.study import experiment as experiments
 from orchestrator.workspace import Workspace
 from workloads.contract import RunSpec
 
@@ -22,7 +22,7 @@ from workloads.contract import RunSpec
 def say_so(workspace: Workspace, specs: Iterable[RunSpec]) -> None:
     """Tell that runs to be sent again were planned otherwise since, or that the files of the plan were edited."""
     try:
-        plan = planfile.read(workspace.plan_file)
+        plan = plan_file.read(workspace.plan_file)
     except (OSError, ValueError):
         return  # nothing is planned here, so there is nothing to differ from
     sent = {spec.run_id: spec.label for spec in specs if spec.target == plan.target}

@@ -17,7 +17,7 @@ from orchestrator.cli.options import (
     RunsOption,
     SetOption,
 )
-from orchestrator.quantities import counted
+from orchestrator.units import counted
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT_RUNS, Workspace
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli import output
 from orchestrator.errors import InputError, OrchestrateError
-from orchestrator.quantities import counted
+from orchestrator.units import counted
 
 if TYPE_CHECKING:
     from db.engine import Store
-    from orchestrator.tracking.outlook import Outlook
+    from orchestrator.tracking.assess import Outlook
     from orchestrator.tracking.tracker import RunStatus
     from orchestrator.workspace import Workspace
 
@@ -36,7 +36,7 @@ def refreshed(
     from db.engine import open_store
     from db.errors import StoreReadOnlyError
     from orchestrator.tracking import tracker
-    from orchestrator.tracking.outlook import outlooks
+    from orchestrator.tracking.assess import outlooks
 
     try:
         with open_store(workspace.database) as store:
@@ -82,10 +82,10 @@ def insist_on_runs_folder(workspace: Workspace) -> None:
 
 def _recover(workspace: Workspace, due: Sequence[Outlook], say: Callable[[str], None]) -> bool:
     """Whether something was done."""
-    from orchestrator.sending import shepherd
+    from orchestrator.submission import resubmit
 
     try:
-        return shepherd.recover(workspace, due, say)
+        return resubmit.recover(workspace, due, say)
     except (OrchestrateError, OSError) as error:
         # The next command tries again.
         say(f"note: {counted(len(due), 'run')} could not be sent again: {error}")
@@ -97,7 +97,7 @@ def bring_up_to_date(
 ) -> None:
     """Take in what ended, ask the witnesses of what goes on, finish an interrupted submit, wake the queue."""
     from orchestrator.cluster.resources import LOCAL
-    from orchestrator.sending import submitter
+    from orchestrator.submission import submitter
     from orchestrator.tracking import tracker
 
     for problem in tracker.refresh(store, runs, fresh=fresh):

@@ -18,7 +18,7 @@ from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT
 
 if TYPE_CHECKING:
     from db.engine import Store
-    from orchestrator.study.experiment import ExperimentSpec
+    from orchestrator.config.experiment import ExperimentSpec
 
 app = typer.Typer()
 
@@ -89,8 +89,8 @@ def results(
     Example: orchestrate results --published --set hardware=cpu
     """
     from db import queries, statistics
+    from orchestrator.config import experiment as experiments
     from orchestrator.planning.published import beside
-    from orchestrator.study import experiment as experiments
 
     workspace = Workspace.at(runs=runs, database=database)
     style = output.chosen(format, json)
@@ -220,8 +220,8 @@ def _notes(rows: Sequence[Mapping[str, Any]], where: Sequence[str], by: Sequence
 
 
 def _notes_on_published(shown: Sequence[Mapping[str, Any]], experiment: Path, others: ExperimentSpec) -> Iterator[str]:
+    from orchestrator.config.experiment import load
     from orchestrator.planning.published import differences
-    from orchestrator.study.experiment import load
 
     if not others.published:
         yield f"{experiment} has no [[published]], so there are no figures of others to show"

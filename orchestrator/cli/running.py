@@ -15,14 +15,14 @@ from orchestrator.cli.refreshing import bring_up_to_date, refreshed
 from orchestrator.cli.store import insist_on_something
 from orchestrator.cluster.resources import LOCAL
 from orchestrator.errors import InputError, OperationError
-from orchestrator.quantities import counted
+from orchestrator.units import counted
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
 from workloads.contract import State
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from orchestrator.executors.protocol import Insisted
+    from orchestrator.backends.base import Insisted
     from orchestrator.tracking.tracker import RunStatus
     from workloads.rundir import RunDir
 
@@ -179,7 +179,7 @@ def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> dict[str, Insist
 
     from db.engine import open_store
     from db.errors import StoreReadOnlyError
-    from orchestrator.executors.endings import Exit
+    from orchestrator.backends.exit_status import Exit
     from orchestrator.tracking import tracker
     from workloads.rundir import RunDir
 

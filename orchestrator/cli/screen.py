@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from orchestrator.cli.output import visible
-from orchestrator.tracking.overview import Group, Overview, progress_in_words, share_done
+from orchestrator.tracking.status_summary import Group, Overview, progress_in_words, share_done
 from workloads.contract import State
 
 if TYPE_CHECKING:

@@ -64,13 +64,13 @@ def init(
         _init_cluster(profile, force=force, list_all=list_all)
         return
     from orchestrator.cluster import profiles
-    from orchestrator.study import studies
+    from orchestrator.config import starter_studies
 
     if list_all:
-        for name in studies.names():
-            typer.echo(f"{name}: {studies.summary(name)}")
+        for name in starter_studies.names():
+            typer.echo(f"{name}: {starter_studies.summary(name)}")
         return
-    text = studies.read(study)
+    text = starter_studies.read(study)
     _write(experiment, text, "an experiment file", force=force, other="--experiment writes another file")
     # Beside a cluster file, "--local" would send a reader to train on a login node.
     local = "" if Path(profiles.DEFAULT_FILE).exists() or os.environ.get("ORCHESTRATE_CLUSTER") else " --local"
@@ -87,11 +87,11 @@ def _init_cluster(profile: str | None, *, force: bool, list_all: bool) -> None:
             first = text.partition("\n")[0].removeprefix("# ")
             typer.echo(f"{name}: {first}")
         return
+    from orchestrator.backends.slurm import commands
     from orchestrator.cluster import discovery
-    from orchestrator.executors import slurm_commands
 
     def run(*argv: str) -> tuple[bool, str]:
-        answer = slurm_commands.run(*argv)
+        answer = commands.run(*argv)
         if answer.ok or answer.exit_code is None:
             return answer.ok, answer.stdout if answer.ok else answer.text
         return False, f"exit code {answer.exit_code}: {answer.text or 'it says nothing'}"

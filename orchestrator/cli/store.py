@@ -12,7 +12,7 @@ import typer
 from orchestrator.cli import output
 from orchestrator.cli.options import DatabaseOption, RunsOption
 from orchestrator.errors import InputError, PartlyDoneError
-from orchestrator.quantities import counted
+from orchestrator.units import counted
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
 
 if TYPE_CHECKING:

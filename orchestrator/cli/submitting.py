@@ -24,13 +24,13 @@ from orchestrator.cli.options import (
 from orchestrator.cli.refreshing import insist_on_runs_folder, refreshed
 from orchestrator.cluster.sbatch import QueueChoice
 from orchestrator.errors import InputError, OperationError, PartlyDoneError
-from orchestrator.quantities import counted
+from orchestrator.units import counted
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT_RUNS, Workspace
 
 if TYPE_CHECKING:
     from orchestrator.cli.waiting import Shepherd
     from orchestrator.planning.plan import Plan
-    from orchestrator.sending.submitter import Submitted
+    from orchestrator.submission.submitter import Submitted
     from orchestrator.tracking.tracker import RunStatus
 
 app = typer.Typer()
@@ -182,7 +182,7 @@ class _Sending:
 
     def send_all(self, *, canary: bool, recover: bool) -> tuple[Plan, Submitted]:
         """Send what is to be sent, canaries first where they are wanted; the plan, and what was done."""
-        from orchestrator.sending.submitter import Submitted
+        from orchestrator.submission.submitter import Submitted
 
         first = Submitted()
         if canary:
@@ -213,7 +213,7 @@ class _Sending:
 
     def send(self, plan: Plan, only: Collection[str] | None = None, snapshot: str = "") -> Submitted:
         """Send a plan's runs, or some of them, with the code of an earlier call if it is named."""
-        from orchestrator.sending import submitter
+        from orchestrator.submission import submitter
 
         return submitter.submit(
             self.workspace,
@@ -243,7 +243,7 @@ def _tell(plan: Plan, done: Submitted, proven: frozenset[str], *, staying: bool)
 
 
 def _tell_of_other_folders(workspace: Workspace, labels: Mapping[str, str]) -> None:
-    from orchestrator.executors.slurm_elsewhere import queued_elsewhere
+    from orchestrator.backends.slurm.other_workspaces import queued_elsewhere
 
     found = queued_elsewhere(workspace.runs, labels) if labels else {}
     for folder, run_ids in found.items():
@@ -266,8 +266,8 @@ def _newest_attempts(workspace: Workspace) -> dict[str, int]:
 def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
     from orchestrator.cli import outdated
     from orchestrator.environment.snapshot import code_digest
-    from orchestrator.sending import submitter
-    from orchestrator.sending.shepherd import with_all_nodes
+    from orchestrator.submission import submitter
+    from orchestrator.submission.resubmit import with_all_nodes
     from workloads.rundir import RunDir, read_json
 
     by_target: dict[str, list[tuple[Any, Mapping[str, Any]]]] = {}
@@ -321,8 +321,8 @@ def _complain(done: Submitted) -> None:
         PartlyDoneError: some was sent.
         OperationError: nothing was.
     """
-    from orchestrator.executors.protocol import UNREACHABLE
-    from orchestrator.executors.slurm import REFUSAL_HINT
+    from orchestrator.backends.base import UNREACHABLE
+    from orchestrator.backends.slurm.executor import REFUSAL_HINT
 
     kind = PartlyDoneError if done.sent or done.resumed else OperationError
     if done.refused:

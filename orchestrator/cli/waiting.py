@@ -19,8 +19,8 @@ import typer
 from orchestrator.cli import output
 from orchestrator.cli.refreshing import refreshed
 from orchestrator.errors import InputError, OrchestrateError
-from orchestrator.quantities import counted
-from orchestrator.tracking.overview import Overview, progress_in_words, share_done, waiting_in_words
+from orchestrator.tracking.status_summary import Overview, progress_in_words, share_done, waiting_in_words
+from orchestrator.units import counted
 from workloads.contract import State
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from orchestrator.planning.plan import Plan
-    from orchestrator.sending.submitter import Submitted
+    from orchestrator.submission.submitter import Submitted
     from orchestrator.tracking.tracker import RunStatus
     from orchestrator.workspace import Workspace
 
@@ -90,7 +90,7 @@ class Shepherd:
         here = Counter(run.state for run in runs if run.target == site.name and run.state.live)
         if here[State.PENDING] and site.max_submit and here.total() > (1 - SEND_SHARE) * site.max_submit:
             return []
-        from orchestrator.sending import submitter
+        from orchestrator.submission import submitter
 
         self._tried_at = time.monotonic()
         more = submitter.submit(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.cluster.sites import Association, NodeGroup, Partition, Qos, Site
-from orchestrator.quantities import format_time_limit
+from orchestrator.units import format_time_limit
 
 _MODEL = re.compile(
     r"(?:nvidia_|tesla_|gpu_)?((?:rtx[_-]?|gtx[_-]?|quadro[_-]?)?(?:gh|gb|mi|[abhklptv])\d{1,4}[a-z]{0,3}"

@@ -15,8 +15,8 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.cluster.sbatch import OWNED_DIRECTIVES, Vendor
 from orchestrator.plugins import nearest
-from orchestrator.quantities import LARGEST, QuantityError, parse_memory, parse_time_limit
-from orchestrator.tomlfile import Place, TomlError, decode, refuse, refuse_all, show
+from orchestrator.toml_file import Place, TomlError, decode, refuse, refuse_all, show
+from orchestrator.units import LARGEST, QuantityError, parse_memory, parse_time_limit
 
 SHIPPED_TEMPLATE = "slurm.sh.j2"
 """The job script that a user's template extends."""

@@ -54,7 +54,7 @@ from orchestrator.cluster.sbatch import (
     Vendor,
 )
 from orchestrator.plugins import nearest
-from orchestrator.tomlfile import Place, refuse_all, show
+from orchestrator.toml_file import Place, refuse_all, show
 
 _KIND = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*", re.ASCII)
 _INSTEAD = {"export": 'write export = ""'} | {k: f'write {k} = "none"' for k in ("request", "cpus_by", "mem_style")}

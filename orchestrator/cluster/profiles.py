@@ -17,7 +17,7 @@ from orchestrator.cluster.fields import expand
 from orchestrator.cluster.profile import ClusterProfile, CpuNodes, GpuNodes, Queue
 from orchestrator.errors import ClusterError, InputError, Mistake
 from orchestrator.plugins import nearest
-from orchestrator.tomlfile import Place, TomlError, decode, explain, locate, parse, show
+from orchestrator.toml_file import Place, TomlError, decode, explain, locate, parse, show
 
 __all__ = ["ClusterProfile", "choose", "load", "parse_file", "shipped"]
 

@@ -25,7 +25,7 @@ from orchestrator.cluster.resources import ResourceShape
 from orchestrator.cluster.sbatch import DROPPABLE, CpusBy, Launcher, Request, Requeue, Vendor
 from orchestrator.errors import InputError
 from orchestrator.plugins import nearest
-from orchestrator.quantities import format_time_limit
+from orchestrator.units import format_time_limit
 from workloads.rundir import jobs_folder
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"

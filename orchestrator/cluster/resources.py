@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from orchestrator.cluster.fields import WHOLE_NODE
 from orchestrator.cluster.profile import ClusterProfile, CpuNodes, GpuNodes, Queue
 from orchestrator.cluster.sbatch import CpusBy, Launcher, MemStyle
-from orchestrator.quantities import format_memory, format_time_limit
+from orchestrator.units import format_memory, format_time_limit
 from workloads.contract import Execution, Expectation, Hardware, Topology, TrainConfig
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class NamedGpu(Protocol):
 
 
 class Devices(Protocol):
-    """What a machine offers (see ``orchestrator.executors.machine``)."""
+    """What a machine offers (see ``orchestrator.backends.local.machine``)."""
 
     @property
     def gpus(self) -> Sequence[NamedGpu]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from orchestrator.quantities import format_memory
+from orchestrator.units import format_memory
 
 OWNED_DIRECTIVES: dict[str, str] = {
     "account": "account",

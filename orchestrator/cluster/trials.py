@@ -15,7 +15,7 @@ from orchestrator.cluster.lint import Fault, options_in
 from orchestrator.cluster.profile import ClusterProfile, GpuNodes, Queue
 from orchestrator.cluster.resources import ResourceShape
 from orchestrator.errors import InputError
-from orchestrator.quantities import QuantityError, format_time_limit, parse_time_limit
+from orchestrator.units import QuantityError, format_time_limit, parse_time_limit
 from workloads import registry
 from workloads.contract import Execution, Hardware, TrainConfig
 

@@ -13,18 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from db.filesystem import is_local, is_url, lock_problem
+from orchestrator.backends.slurm import commands
 from orchestrator.cluster import profiles
 from orchestrator.cluster.profile import ClusterProfile
+from orchestrator.config import experiment as experiments
 from orchestrator.doctor import site
 from orchestrator.doctor.findings import Finding, Verdict, fail, note, ok
 from orchestrator.environment import interpreter
 from orchestrator.environment.interpreter import Packages
 from orchestrator.errors import OrchestrateError
-from orchestrator.executors import slurm_commands
 from orchestrator.planning import planner
 from orchestrator.planning.plan import Plan
-from orchestrator.quantities import counted
-from orchestrator.study import experiment as experiments
+from orchestrator.units import counted
 from orchestrator.workspace import Workspace
 from workloads import registry
 
@@ -100,7 +100,7 @@ def _slurm(
 
 
 def _run(*argv: str) -> tuple[bool, str]:
-    answer = slurm_commands.run(*argv)
+    answer = commands.run(*argv)
     return answer.ok, answer.stdout if answer.ok else answer.text
 
 
@@ -157,7 +157,7 @@ def _database(database: str) -> Finding:
 
 
 def _machine() -> Finding:
-    from orchestrator.executors.machine import local_machine
+    from orchestrator.backends.local.machine import local_machine
 
     machine = local_machine()
     gpus = ", ".join(dict.fromkeys(gpu.name for gpu in machine.gpus))
@@ -204,7 +204,7 @@ def _plan(
     """All of the experiment as if nothing had been run; nothing is written."""
     machine = None
     if profile is None:
-        from orchestrator.executors.machine import local_machine
+        from orchestrator.backends.local.machine import local_machine
 
         machine = local_machine()
     return planner.make(workspace, spec, profile, machine, {}, [], packages)

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.backends.slurm.executor import REFUSAL_HINT
 from orchestrator.cluster import trials
 from orchestrator.cluster.profile import ClusterProfile
+from orchestrator.config import experiment as experiments
 from orchestrator.doctor.findings import Finding, fail, note, ok
 from orchestrator.environment.interpreter import Packages
-from orchestrator.executors.slurm import REFUSAL_HINT
 from orchestrator.planning import planner
 from orchestrator.planning.plan import Plan, PlannedRun
-from orchestrator.sending import submitter
-from orchestrator.study import experiment as experiments
+from orchestrator.submission import submitter
 from orchestrator.tracking import tracker
 from orchestrator.tracking.recovery import NOT_STARTED
 from orchestrator.tracking.tracker import RunStatus

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.backends.slurm import queue_choice
+from orchestrator.backends.slurm.records import Pair
 from orchestrator.cluster import clusterfile, sites, trials
 from orchestrator.cluster.discovery import Run
 from orchestrator.cluster.profile import ClusterProfile, Nodes, Queue
 from orchestrator.cluster.sites import Site
 from orchestrator.doctor.findings import Finding, fail, note, ok
-from orchestrator.executors import slurm_queues
-from orchestrator.executors.slurm_records import Pair
 from orchestrator.planning.plan import Plan
-from orchestrator.quantities import format_time_limit
+from orchestrator.units import format_time_limit
 
 QUESTIONS = ("sinfo", "partitions", "config", "user", "associations", "qos")
 TRIALS = 24
@@ -192,7 +192,7 @@ def _trials(trials: Iterable[Trial]) -> Iterator[Finding]:
         script = Path(folder) / "script.sh"
         for trial, pair in wanted[:TRIALS]:
             script.write_text(trial.text, encoding="utf-8", newline="\n")
-            said = slurm_queues.estimate(script, *slurm_queues.arguments(pair))
+            said = queue_choice.estimate(script, *queue_choice.arguments(pair))
             if said.start:
                 yield ok("shape", f"{trial.name} in {pair}: would start about {said.start}")
             else:

@@ -8,10 +8,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from orchestrator.backends.slurm.records import Pair, Site
 from orchestrator.cluster.resources import ResourceShape
+from orchestrator.config.matrix import Cell, Excluded
 from orchestrator.environment.snapshot import code_digest
-from orchestrator.executors.slurm_records import Pair, Site
-from orchestrator.study.matrix import Cell, Excluded
 from workloads.contract import Expectation, RunSpec
 
 

@@ -17,27 +17,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.backends.slurm.records import Pair, Site
 from orchestrator.cluster import profiles, render, resources
 from orchestrator.cluster.resources import ResourceShape
+from orchestrator.config import experiment as experiments
+from orchestrator.config import matrix
+from orchestrator.config.matrix import Cell, Excluded, Matrix
 from orchestrator.environment.interpreter import Packages
 from orchestrator.environment.snapshot import code_digest
 from orchestrator.errors import InputError
-from orchestrator.executors.slurm_records import Pair, Site
-from orchestrator.planning import fit, planfile
+from orchestrator.planning import memory_fit, plan_file
 from orchestrator.planning.costs import gpu_hours
 from orchestrator.planning.plan import Action, Check, Plan, PlannedRun, Script
-from orchestrator.quantities import counted
-from orchestrator.study import experiment as experiments
-from orchestrator.study import matrix
-from orchestrator.study.matrix import Cell, Excluded, Matrix
+from orchestrator.units import counted
 from orchestrator.workspace import Workspace
 from workloads import provenance, registry
 from workloads.contract import Execution, State, TrainConfig
 
 if TYPE_CHECKING:
     from db.queries import Duration, RunRecord
+    from orchestrator.backends.local.machine import Machine
     from orchestrator.cluster.profiles import ClusterProfile
-    from orchestrator.executors.machine import Machine
     from workloads.registry import DatasetDeclaration
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def make(
         checks=[
             *_remarks(expanded, runs),
             *_elsewhere(runs, records, target),
-            *fit.remarks(runs, machine),
+            *memory_fit.remarks(runs, machine),
             *_account(profile),
             *_unknown(packages),
             *data.findings({run.cell.train.dataset for run in runs}),
@@ -136,7 +136,7 @@ def current(
     records, durations = _history(workspace)
     machine = None
     if profile is None:
-        from orchestrator.executors.machine import local_machine
+        from orchestrator.backends.local.machine import local_machine
 
         machine = local_machine()
     packages = Packages.of(profile.python if profile else None)
@@ -152,7 +152,7 @@ def current(
     }
     if not fresh:
         try:
-            plan = planfile.read(workspace.plan_file)
+            plan = plan_file.read(workspace.plan_file)
         except FileNotFoundError:
             plan = None
         except (OSError, ValueError) as error:
@@ -166,7 +166,7 @@ def current(
         sets=tuple(sets),
     )
     try:
-        planfile.save(plan, workspace.plan_file)
+        plan_file.save(plan, workspace.plan_file)
     except OSError as error:
         raise InputError(
             f"cannot write the plan file: {error.strerror}",

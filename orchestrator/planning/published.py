@@ -8,10 +8,10 @@ from dataclasses import fields
 from typing import Any
 
 from orchestrator.cluster import resources
-from orchestrator.study import matrix
-from orchestrator.study.experiment import ExperimentSpec, meets
-from orchestrator.study.grammar import FIGURES
-from orchestrator.study.keys import StrategyChoice
+from orchestrator.config import matrix
+from orchestrator.config.experiment import ExperimentSpec, meets
+from orchestrator.config.keys import StrategyChoice
+from orchestrator.config.tables import FIGURES
 from workloads.contract import TrainConfig
 
 PREFIX = "published_"

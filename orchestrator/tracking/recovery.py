@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from orchestrator.cluster.fields import WHOLE_NODE
 from orchestrator.cluster.profile import Recovery
-from orchestrator.quantities import LONGEST_S, MOST_MEMORY_BYTES, format_memory, format_time_limit
+from orchestrator.units import LONGEST_S, MOST_MEMORY_BYTES, format_memory, format_time_limit
 from workloads.contract import State
 
 NEVER_SENT = frozenset({"refused", "no_script"})

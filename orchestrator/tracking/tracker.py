@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.backends.base import Executor
+from orchestrator.backends.local.executor import LocalExecutor
+from orchestrator.backends.slurm.executor import SlurmCluster
+from orchestrator.backends.slurm.records import ArrayFolder
 from orchestrator.cluster.resources import LOCAL
-from orchestrator.executors.local import LocalExecutor
-from orchestrator.executors.protocol import Executor
-from orchestrator.executors.slurm import SlurmCluster
-from orchestrator.executors.slurm_records import ArrayFolder
-from orchestrator.tracking.outlook import Outlook, outlooks
+from orchestrator.tracking.assess import Outlook, outlooks
 from orchestrator.tracking.recovery import Action
 from workloads.contract import State
 from workloads.rundir import AttemptDir, RunDir, read_json

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from db.models import results
 from db.queries import SUMMARY_COLUMNS
 from orchestrator.cluster import resources
-from orchestrator.quantities import parse_time_limit
-from orchestrator.study import experiment, keys, matrix
+from orchestrator.config import experiment, keys, matrix
+from orchestrator.units import parse_time_limit
 from workloads import registry
 from workloads.contract import EXECUTION_KEYS, Execution, TrainConfig
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cluster import resources
-from orchestrator.study import experiment, matrix, studies
+from orchestrator.config import experiment, matrix, starter_studies
 from workloads import registry
 
 ROOT = Path(__file__).parents[2]
@@ -78,8 +78,8 @@ def test_every_plug_in_is_in_the_readme(name: str) -> None:
 
 
 def test_every_study_is_in_the_readme() -> None:
-    assert studies.names()
-    for name in studies.names():
+    assert starter_studies.names()
+    for name in starter_studies.names():
         assert f"`{name}`" in README, f"README.md does not name {name}"
 
 

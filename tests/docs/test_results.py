@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.bootstrap import interval
 from benchmarks.pipeline import StageTime, explained
-from orchestrator.study import experiment, matrix
+from orchestrator.config import experiment, matrix
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 NOT_IDENTITY = {"repeat", "run_id", "label"}

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
-from orchestrator.executors.machine import local_machine  # noqa: E402
+from orchestrator.backends.local.machine import local_machine  # noqa: E402
 from tests.contract.conftest import data_root, launcher  # noqa: E402, F401 (fixtures)
 from tests.contract.ways import Way, ways  # noqa: E402
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from submitit.core.utils import DelayedSubmission
 
-from orchestrator.study import experiment, matrix
+from orchestrator.config import experiment, matrix
 from workloads.contract import Hardware, TrainConfig
 from workloads.rundir import RunDir, read_events, read_json
 

@@ -29,7 +29,7 @@ for _module in (
     "db.queries",
     "submitit",
     "typer._adapters",
-    "orchestrator.sending.submitter",
+    "orchestrator.submission.submitter",
 ):
     importlib.import_module(_module)
 

@@ -350,10 +350,10 @@ def test_a_node_that_dies_is_left_out(study: Study) -> None:
 
 def impatient() -> None:
     """What is waited for minutes on a real cluster, for the sake of its network."""
-    from orchestrator.executors import slurm, slurm_states
+    from orchestrator.backends.slurm import executor, status
 
-    slurm.ADOPTION_GRACE_S, slurm.ADOPTION_POLL_S = 3.0, 0.3
-    slurm_states.ABSENCE_GRACE_S, slurm_states.TASK_GRACE_S = 1.0, 1.0
+    executor.ADOPTION_GRACE_S, executor.ADOPTION_POLL_S = 3.0, 0.3
+    status.ABSENCE_GRACE_S, status.TASK_GRACE_S = 1.0, 1.0
 
 
 def test_a_controller_that_dies_having_taken_the_jobs(doomed: Lab, tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ def study(any_lab: Lab, tmp_path: Path) -> Iterator[Study]:
 
 def quick_to_decide() -> None:
     """Wait less long for word of an array that Slurm may have: on one machine messages take no time."""
-    from orchestrator.executors import slurm
+    from orchestrator.backends.slurm import executor
 
-    slurm.ADOPTION_GRACE_S = 0.6
+    executor.ADOPTION_GRACE_S = 0.6
 
 
 def clear(study: Study) -> None:
@@ -116,9 +116,9 @@ def test_sbatch_that_reports_a_time_out(study: Study, tmp_path: Path, body: str,
     study.path = [fake_sbatch(tmp_path / "bin", body.format(no=f'echo "{TIMED_OUT}" >&2; exit 1'))]
 
     def a_moment() -> None:
-        from orchestrator.executors import slurm
+        from orchestrator.backends.slurm import executor
 
-        slurm.ADOPTION_GRACE_S, slurm.ADOPTION_POLL_S = 4.0, 0.3
+        executor.ADOPTION_GRACE_S, executor.ADOPTION_POLL_S = 4.0, 0.3
 
     study.run("submit", expect=None, before=a_moment)
     study.run("submit", before=a_moment)

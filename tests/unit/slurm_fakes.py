@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.executors import slurm_queries
-from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord, Site, SiteFolder, Task
+from orchestrator.backends.slurm import query
+from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord, Site, SiteFolder, Task
 from workloads.contract import Execution, Expectation, RunSpec, TrainConfig
 
 FAKE = """#!/bin/sh
@@ -63,8 +63,8 @@ class Fakes:
         )
         return ArrayFolder(self.runs).begin(record, [spec] * tasks)
 
-    def poll(self, *records: ArrayRecord, fresh: bool = False) -> slurm_queries.Newest:
-        return slurm_queries.poll(self.folder, self.site, records, fresh=fresh)
+    def poll(self, *records: ArrayRecord, fresh: bool = False) -> query.Newest:
+        return query.poll(self.folder, self.site, records, fresh=fresh)
 
     def listed(self, record: ArrayRecord, *rows: tuple[str, str, str]) -> None:
         lines = [

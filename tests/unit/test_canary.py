@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cluster.resources import ResourceShape
+from orchestrator.config.matrix import Cell
 from orchestrator.errors import InputError
 from orchestrator.planning import costs
 from orchestrator.planning.plan import Action, Hours, Plan, PlannedRun
-from orchestrator.sending import canary
-from orchestrator.study.matrix import Cell
+from orchestrator.submission import canary
 from workloads.contract import Execution, TrainConfig
 
 

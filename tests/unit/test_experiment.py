@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator.config import experiment, keys
+from orchestrator.config.experiment import ExperimentSpec
+from orchestrator.config.keys import StrategyChoice, StrategyMatch
 from orchestrator.errors import ExperimentError, InputError
 from orchestrator.plugins import Plugins
-from orchestrator.study import experiment, keys
-from orchestrator.study.experiment import ExperimentSpec
-from orchestrator.study.keys import StrategyChoice, StrategyMatch
 from workloads.contract import EXECUTION_KEYS, TrainConfig
 from workloads.registry import Option
 

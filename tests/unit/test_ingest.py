@@ -19,7 +19,7 @@ from db.engine import Store, open_store
 from db.ingest import collect, rebuild
 from db.models import CONTENT, attempts, classes, epochs, ranks, results, runs
 from db.submissions import Mark, mark_all
-from orchestrator.executors.endings import Exit
+from orchestrator.backends.exit_status import Exit
 from workloads.contract import RunResult, State
 from workloads.errors import InputError
 from workloads.rundir import RunDir, write_json

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.executors import leases
+from orchestrator.backends import leases
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.executors.machine import cpu_quota, local_machine
+from orchestrator.backends.local.machine import cpu_quota, local_machine
 
 UUIDS = [f"GPU-{n}{n}{n}{n}0000-0000-4000-8000-00000000000{n}" for n in range(4)]
 LISTING = "".join(f"{n}, {uuid}, NVIDIA A100-SXM4-80GB, 81920, Disabled\n" for n, uuid in enumerate(UUIDS))

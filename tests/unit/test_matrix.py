@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.config import experiment, matrix
+from orchestrator.config.experiment import Published
+from orchestrator.config.matrix import Matrix
 from orchestrator.errors import ExperimentError
 from orchestrator.plugins import Plugins
-from orchestrator.study import experiment, matrix
-from orchestrator.study.experiment import Published
-from orchestrator.study.matrix import Matrix
 from workloads.contract import Execution, Hardware, TrainConfig
 from workloads.registry import DatasetShape, Option, StrategyDeclaration
 

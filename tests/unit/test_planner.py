@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from db.queries import Duration, RunRecord
+from orchestrator.backends.local.machine import Gpu, Machine
 from orchestrator.cli import planning
 from orchestrator.cluster import profiles
+from orchestrator.config import experiment
 from orchestrator.environment.interpreter import Packages
 from orchestrator.errors import InputError
-from orchestrator.executors.machine import Gpu, Machine
-from orchestrator.planning import planfile, planner
+from orchestrator.planning import plan_file, planner
 from orchestrator.planning.plan import Action, Plan
-from orchestrator.study import experiment
 from orchestrator.workspace import Workspace
 from workloads import registry
 from workloads.contract import State
@@ -306,8 +306,8 @@ def test_an_experiment_whose_cells_are_all_excluded_says_that_nothing_can_run(tm
 def test_a_plan_survives_its_file(tmp_path: Path, sol: profiles.ClusterProfile) -> None:
     """What ``submit`` reads is what ``plan`` made: same runs, specs, scripts and exclusions."""
     plan = _plan(tmp_path, EIGHTEEN, profile=sol)
-    planfile.save(plan, tmp_path / "plan.json")
-    back = planfile.read(tmp_path / "plan.json")
+    plan_file.save(plan, tmp_path / "plan.json")
+    back = plan_file.read(tmp_path / "plan.json")
     assert back.to_json() == plan.to_json()
     assert [back.spec(run) for run in back.runs] == [plan.spec(run) for run in plan.runs]
 
@@ -317,7 +317,7 @@ def test_a_foreign_plan_file_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "plan.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"plan\.json"):
-        planfile.read(path)
+        plan_file.read(path)
 
 
 def _current(folder: Path, **changes: Any) -> Plan:
@@ -333,14 +333,14 @@ def test_a_plan_holds_until_one_of_its_sources_changes(tmp_path: Path, monkeypat
     (tmp_path / "experiment.toml").write_text(TWO)
     first = _current(tmp_path)
     marked = dataclasses.replace(first, created_at="the first")
-    planfile.save(marked, tmp_path / "plan.json")
+    plan_file.save(marked, tmp_path / "plan.json")
     assert _current(tmp_path).created_at == "the first"
     assert _current(tmp_path, sets=["epochs=2"]).created_at != "the first"
     assert _current(tmp_path).digests == first.digests
-    planfile.save(marked, tmp_path / "plan.json")
+    plan_file.save(marked, tmp_path / "plan.json")
     (tmp_path / "experiment.toml").write_text(TWO + "# a comment\n")
     assert _current(tmp_path).created_at != "the first"
-    planfile.save(marked, tmp_path / "plan.json")
+    plan_file.save(marked, tmp_path / "plan.json")
     assert _current(tmp_path, local=False, cluster=ROOT / "cluster.example.toml").target == "sol"
 
 
@@ -374,7 +374,7 @@ def test_a_folder_whose_name_is_no_utf8_is_planned_in(tmp_path: Path, monkeypatc
     monkeypatch.chdir(folder)
     (folder / "experiment.toml").write_text(TWO)
     made = _current(folder)
-    assert planfile.read(folder / "plan.json").runs_folder == made.runs_folder == folder / "runs"
+    assert plan_file.read(folder / "plan.json").runs_folder == made.runs_folder == folder / "runs"
 
 
 def test_a_comment_or_another_order_plans_nothing_new(tmp_path: Path) -> None:

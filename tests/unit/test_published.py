@@ -10,8 +10,8 @@ import pytest
 
 from db.engine import open_store
 from orchestrator.cli import run
+from orchestrator.config import experiment
 from orchestrator.errors import ExperimentError
-from orchestrator.study import experiment
 
 STUDY = """
 name = "study"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.executors import leases
-from orchestrator.executors import queue as queue_module
-from orchestrator.executors.entries import Entry, QueueFolder
-from orchestrator.executors.machine import Gpu, Machine
-from orchestrator.executors.queue import Queue
+from orchestrator.backends import leases
+from orchestrator.backends.local import queue as queue_module
+from orchestrator.backends.local.machine import Gpu, Machine
+from orchestrator.backends.local.queue import Queue
+from orchestrator.backends.local.records import Entry, QueueFolder
 
 GPUS = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
 

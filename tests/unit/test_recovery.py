@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator.cluster.fields import WHOLE_NODE
 from orchestrator.cluster.profile import Recovery
-from orchestrator.quantities import LONGEST_S, MOST_MEMORY_BYTES
 from orchestrator.tracking.recovery import NEVER_SENT, Action, Decision, FailureClass, Limits, Past, decide, failure_of
+from orchestrator.units import LONGEST_S, MOST_MEMORY_BYTES
 from workloads.contract import State
 
 POLICY = Recovery()

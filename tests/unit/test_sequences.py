@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.study import experiment, matrix
+from orchestrator.config import experiment, matrix
 from workloads import registry
 from workloads.contract import TrainConfig
 from workloads.datasets import characters

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.backends.slurm import queue_choice
+from orchestrator.backends.slurm.queue_choice import Estimate
 from orchestrator.cli.wheels import Package
 from orchestrator.cluster import profiles
 from orchestrator.doctor import machine, probing, site
 from orchestrator.doctor.findings import Finding, Verdict
 from orchestrator.environment.interpreter import BUILT_HERE, Packages
-from orchestrator.executors import slurm_queues
-from orchestrator.executors.slurm_queues import Estimate
 from orchestrator.workspace import Workspace
 from tests.unit.test_sites import BIG, HOSTS, Slurm
 
@@ -41,7 +41,7 @@ def sbatch(monkeypatch: pytest.MonkeyPatch) -> dict[str, Estimate]:
         assert script.read_text().startswith("#!/bin/bash\n")
         return said.get(" ".join(arguments), Estimate(start="2026-11-28T10:00:00"))
 
-    monkeypatch.setattr(slurm_queues, "estimate", estimate)
+    monkeypatch.setattr(queue_choice, "estimate", estimate)
     return said
 
 

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import pytest
 
-from orchestrator.executors import slurm_commands, slurm_queries
-from orchestrator.executors.slurm_array import Fate, fate, job_id_in
-from orchestrator.executors.slurm_commands import Answer
-from orchestrator.executors.slurm_states import Phase
+from orchestrator.backends.slurm import commands, query
+from orchestrator.backends.slurm.array_job import Fate, fate, job_id_in
+from orchestrator.backends.slurm.commands import Answer
+from orchestrator.backends.slurm.status import Phase
 from tests.unit.slurm_fakes import Fakes
 from workloads import slurm_start
 from workloads.rundir import AttemptDir, RunDir, write_json
@@ -62,7 +62,7 @@ def test_a_query_that_fails_concludes_nothing_and_slows_down(cluster: Fakes) -> 
     cluster.answer("squeue", error="slurm_load_jobs error: Unable to contact slurm controller\n")
     after = cluster.poll(record, fresh=True)
     assert after.arrays == before.arrays and after.failures == 1 and "Unable to contact" in after.problem
-    newest = slurm_queries.Newest.read(cluster.folder)
+    newest = query.Newest.read(cluster.folder)
     newest.at = time.time() - 90
     newest.write(cluster.folder)
     cluster.poll(record)
@@ -82,7 +82,7 @@ def test_a_number_that_another_job_had_before(cluster: Fakes) -> None:
     record = cluster.array(1)
     cluster.answer("squeue", "77|0|orc-other|RUNNING|0:05|n1|None\n")
     cluster.answer("sacct", "77_0|training|COMPLETED|0:0|12|n1\n")
-    assert not cluster.poll(record).arrays.get(record.name, slurm_queries.SeenArray()).tasks
+    assert not cluster.poll(record).arrays.get(record.name, query.SeenArray()).tasks
 
 
 def test_another_cluster_is_not_asked_about_ours(cluster: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,15 +145,15 @@ def test_a_refusal_is_told_from_a_lost_answer(code: int | None, text: str, expec
 def test_the_environment_of_client_commands() -> None:
     """Which cluster stays; what the caller's job or habits would add does not."""
     caller = {"SLURM_CONF": "/c", "SLURM_JOB_ID": "1", "SLURM_CPU_BIND": "x", "SBATCH_PARTITION": "p", "HOME": "/h"}
-    assert slurm_commands.environment(caller) == {"SLURM_CONF": "/c", "HOME": "/h", "SLURM_BITSTR_LEN": "0"}
-    assert slurm_commands.leaking(caller) == ["SBATCH_PARTITION", "SLURM_CPU_BIND", "SLURM_JOB_ID"]
+    assert commands.environment(caller) == {"SLURM_CONF": "/c", "HOME": "/h", "SLURM_BITSTR_LEN": "0"}
+    assert commands.leaking(caller) == ["SBATCH_PARTITION", "SLURM_CPU_BIND", "SLURM_JOB_ID"]
 
 
 def test_a_command_that_does_not_end_or_is_not_there(cluster: Fakes) -> None:
     (cluster.bin / "slow").write_text("#!/bin/sh\nexec sleep 20\n")
     (cluster.bin / "slow").chmod(0o755)
-    assert slurm_commands.run("slow", timeout_s=0.2).text == "slow did not end within 0 s"
-    assert slurm_commands.run("sgoodbye").text == "there is no sgoodbye on PATH"
+    assert commands.run("slow", timeout_s=0.2).text == "slow did not end within 0 s"
+    assert commands.run("sgoodbye").text == "there is no sgoodbye on PATH"
 
 
 class TestClaim:

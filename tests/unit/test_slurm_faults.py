@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.backends.base import UNREACHABLE, Delivery, Verdict
+from orchestrator.backends.slurm import commands, query
+from orchestrator.backends.slurm.commands import Answer
+from orchestrator.backends.slurm.executor import SlurmCluster
+from orchestrator.backends.slurm.records import shape_key
+from orchestrator.backends.slurm.status import ABSENCE_GRACE_S, FINISH_GRACE_S
 from orchestrator.cli import submitting
 from orchestrator.errors import OperationError
-from orchestrator.executors import slurm_commands, slurm_queries
-from orchestrator.executors.protocol import UNREACHABLE, Delivery, Verdict
-from orchestrator.executors.slurm import SlurmCluster
-from orchestrator.executors.slurm_commands import Answer
-from orchestrator.executors.slurm_records import shape_key
-from orchestrator.executors.slurm_states import ABSENCE_GRACE_S, FINISH_GRACE_S
-from orchestrator.sending.submitter import Submitted
+from orchestrator.submission.submitter import Submitted
 from orchestrator.workspace import Workspace
 from tests.unit.slurm_fakes import Fakes
 from workloads.contract import Execution, Expectation, RunSpec, State, TrainConfig
@@ -103,7 +103,7 @@ def test_accounting_is_asked_from_a_day_before(watched: Watched) -> None:
     """The controller's clock may be behind ours: a window that begins now would leave out what was just sent."""
     unknown = watched.fakes.array(1, job_id=None)
     watched.fakes.answer("squeue")
-    assert slurm_queries.find(watched.cluster._folder, watched.fakes.site, unknown) == []
+    assert query.find(watched.cluster._folder, watched.fakes.site, unknown) == []
     (call,) = watched.fakes.calls("sacct")
     (since,) = re.findall(r"--starttime=(\S+)", call)
     assert time.mktime(time.strptime(since, "%Y-%m-%dT%H:%M:%S")) == pytest.approx(unknown.asked_at - 86400, abs=2)
@@ -161,8 +161,8 @@ def test_what_sbatch_is_given_for_a_run_of_any_name(fakes: Fakes, monkeypatch: p
     (fakes.bin / "sbatch").write_text(f'#!/bin/sh\n[ -d "{jobs_folder(fakes.runs)}" ] && echo "$*" >&2 && echo 4242\n')
     delivery = _delivery(fakes, "résumé 实验/" * 40)
     given: list[Answer] = []
-    run = slurm_commands.run
-    monkeypatch.setattr(slurm_commands, "run", lambda *argv, **more: given.append(run(*argv, **more)) or given[-1])
+    run = commands.run
+    monkeypatch.setattr(commands, "run", lambda *argv, **more: given.append(run(*argv, **more)) or given[-1])
     (receipt,) = SlurmCluster(fakes.runs, fakes.site).send([delivery])
     assert (receipt.state, receipt.job_id) == (State.PENDING, "4242_0")
     (sent,) = (answer for answer in given if answer.argv[0] == "sbatch")

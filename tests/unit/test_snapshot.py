@@ -17,7 +17,7 @@ import pytest
 from orchestrator.environment import snapshot
 from orchestrator.environment.snapshot import Experiment
 from orchestrator.errors import InputError, OperationError
-from orchestrator.sending import submitter
+from orchestrator.submission import submitter
 from workloads import frozen, provenance, registry
 from workloads.contract import TrainConfig
 from workloads.errors import CodeChangedError

@@ -10,13 +10,13 @@ import pytest
 
 from orchestrator.cluster import profiles, resources
 from orchestrator.cluster.profile import ClusterProfile
+from orchestrator.config import experiment, matrix, starter_studies
+from orchestrator.config.matrix import Cell, Matrix
 from orchestrator.environment.interpreter import Packages
-from orchestrator.study import experiment, matrix, studies
-from orchestrator.study.matrix import Cell, Matrix
 from workloads import registry
 
 WISHES = "# What its authors wished for"
-STUDIES = [name for name in studies.names() if WISHES in studies.read(name)]
+STUDIES = [name for name in starter_studies.names() if WISHES in starter_studies.read(name)]
 ON_GPUS_ONLY = "data_parallel needs GPUs"
 
 
@@ -40,7 +40,7 @@ def expand(text: str, *sets: str, profile: ClusterProfile | None = None) -> Matr
 
 def with_wishes(name: str) -> str:
     """A study as it is when somebody has taken the # away."""
-    head, _, rest = studies.read(name).partition(WISHES)
+    head, _, rest = starter_studies.read(name).partition(WISHES)
     return head + "\n".join(line.removeprefix("# ") for line in rest.splitlines()[1:] if line != "#")
 
 
@@ -73,13 +73,13 @@ def test_the_four_studies_are_shipped() -> None:
 @pytest.mark.parametrize("name", STUDIES)
 def test_golden_cells(name: str, golden: Callable[[str, str], None]) -> None:
     """Each published row once, with its figures, and the fair variants."""
-    golden(f"studies/{name}.txt", listed(expand(studies.read(name), profile=profiles.load("sol"))))
+    golden(f"studies/{name}.txt", listed(expand(starter_studies.read(name), profile=profiles.load("sol"))))
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_each_published_row_is_one_cell(name: str) -> None:
-    found = expand(studies.read(name))
-    rules = experiment.parse(studies.read(name), "x").published
+    found = expand(starter_studies.read(name))
+    rules = experiment.parse(starter_studies.read(name), "x").published
     assert sum(len(cell.published) for cell in found.cells) == len(rules)
     assert all(len(cell.published) <= 1 for cell in found.cells)
 
@@ -97,7 +97,7 @@ def test_with_every_wish_a_figure_stands_beside_the_work_of_its_row_only(name: s
         elsewhere = {"hardware", "cpus", "seed", "repeat", "pretrained", "train_fraction", "test_fraction"}
         return {key: value for key, value in cell.train.to_json().items() if key not in elsewhere}
 
-    theirs = dict(rows(expand(studies.read(name))))
+    theirs = dict(rows(expand(starter_studies.read(name))))
     wished = rows(expand(with_wishes(name)))
     assert len(wished) >= len(theirs) > 0
     for figures, done in wished:
@@ -109,14 +109,14 @@ def test_sol_has_a_place_for_every_cell_and_every_wish(name: str) -> None:
     """Nothing is excluded, by a rule or for want of hardware; no wish repeats a cell or means nothing."""
     sol = profiles.load("sol")
     found = expand(with_wishes(name), profile=sol)
-    assert len(found.cells) > len(expand(studies.read(name), profile=sol).cells)
+    assert len(found.cells) > len(expand(starter_studies.read(name), profile=sol).cells)
     assert (found.excluded, found.merged, found.notes) == ([], 0, [])
     assert refusals(found.cells, sol, None) == {}
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_machine_with_the_cards_runs_every_cell(name: str) -> None:
-    assert refusals(expand(studies.read(name)).cells, None, Machine()) == {}
+    assert refusals(expand(starter_studies.read(name)).cells, None, Machine()) == {}
 
 
 @pytest.mark.torch
@@ -124,7 +124,7 @@ def test_a_machine_with_the_cards_runs_every_cell(name: str) -> None:
 def test_no_package_is_missing_when_all_extras_are_installed(name: str) -> None:
     """What plan would call "not available"."""
     here = Packages.of(None)
-    for cell in expand(studies.read(name)).cells:
+    for cell in expand(starter_studies.read(name)).cells:
         parts = (
             registry.strategies()[cell.train.strategy],
             registry.find(registry.models(), cell.train.model),
@@ -136,21 +136,21 @@ def test_no_package_is_missing_when_all_extras_are_installed(name: str) -> None:
 @pytest.mark.parametrize("name", STUDIES)
 def test_two_cores_run_all_of_it_in_miniature(name: str) -> None:
     """The command in the file's head: one kind of device for all, the same numbers of them, figures still beside."""
-    found = expand(studies.read(name), "hardware=cpu", "epochs=1", "train_fraction=0.004", "test_fraction=0.02")
+    found = expand(starter_studies.read(name), "hardware=cpu", "epochs=1", "train_fraction=0.004", "test_fraction=0.02")
     assert all(ON_GPUS_ONLY in excluded.why for excluded in found.excluded)
     assert {cell.train.hardware for cell in found.cells} == {"cpu:1", "cpu:2"}
     assert refusals(found.cells, None, Machine(gpus=(), cores=(0, 1))) == {}
     assert sum(bool(cell.published) for cell in found.cells) >= 4
-    every = {cell.train.strategy for cell in expand(studies.read(name)).cells}
+    every = {cell.train.strategy for cell in expand(starter_studies.read(name)).cells}
     assert every - {cell.train.strategy for cell in found.cells} <= {"data_parallel"}
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_head_of_a_study_names_commands_that_work(name: str) -> None:
     """Its own lines, as far as they can be asked without devices."""
-    head = studies.read(name).partition("\n\nname")[0]
+    head = starter_studies.read(name).partition("\n\nname")[0]
     lines = [line for line in head.splitlines() if "orchestrate submit --local" in line]
     (command,) = lines
     sets = [word for word in command.split() if "=" in word]
     assert [text.partition("=")[0] for text in sets] == ["hardware", "epochs", "train_fraction", "test_fraction"]
-    assert expand(studies.read(name), *sets).cells
+    assert expand(starter_studies.read(name), *sets).cells

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.config import experiment, matrix
 from orchestrator.errors import ExperimentError
-from orchestrator.study import experiment, matrix
 from workloads import registry
 from workloads.contract import Hardware
 

@@ -13,9 +13,9 @@ import pytest
 
 from db.engine import open_store
 from db.submissions import live
-from orchestrator.executors.protocol import Delivery
-from orchestrator.executors.slurm_records import ArrayFolder, ArrayRecord
-from orchestrator.together import AT_A_TIME, FEW, for_each
+from orchestrator.backends.base import Delivery
+from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord
+from orchestrator.parallel_io import AT_A_TIME, FEW, for_each
 from orchestrator.tracking import tracker
 from workloads.arrays import lay_out, specs_file
 from workloads.contract import State

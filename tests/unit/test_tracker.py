@@ -11,13 +11,13 @@ import pytest
 
 from db.engine import Store, open_store
 from db.submissions import Intent, Mark, mark_all, record_intents
-from orchestrator.executors import at_work, leases
-from orchestrator.executors.endings import Exit
-from orchestrator.executors.entries import QueueFolder, claim_start, supervisor_name
-from orchestrator.executors.local import LocalExecutor
-from orchestrator.executors.processes import Host
-from orchestrator.executors.slurm_records import Site, SiteFolder
-from orchestrator.sending import submitter
+from orchestrator.backends import leases, submit_lock
+from orchestrator.backends.exit_status import Exit
+from orchestrator.backends.local.executor import LocalExecutor
+from orchestrator.backends.local.records import QueueFolder, claim_start, supervisor_name
+from orchestrator.backends.processes import Host
+from orchestrator.backends.slurm.records import Site, SiteFolder
+from orchestrator.submission import submitter
 from orchestrator.tracking import tracker
 from workloads.contract import Execution, Expectation, RunSpec, State, TrainConfig
 from workloads.rundir import AttemptDir, RunDir, write_json
@@ -116,7 +116,7 @@ def test_what_a_submit_on_another_host_is_sending_is_left_to_it(
     """Status says where, and neither status nor another submit takes it over."""
     SiteFolder(folder.runs, "lab").keep(Site(name="lab"), {})
     folder.send(target, job_id=None)
-    with at_work.alone(folder.runs):
+    with submit_lock.alone(folder.runs):
         monkeypatch.setattr(Host, "here", classmethod(lambda cls: Host("login2", "boot", "net")))
         monkeypatch.setenv(leases.DOMAIN_VARIABLE, "of another host")
         status = folder.status()

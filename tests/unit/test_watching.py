@@ -27,9 +27,9 @@ from orchestrator.cli import following, screen, waiting
 from orchestrator.cli.screen import Looks, Only
 from orchestrator.cli.waiting import Lines, Looker, Shepherd, attend
 from orchestrator.errors import CommandError, InputError
-from orchestrator.sending import submitter
-from orchestrator.sending.submitter import Submitted
-from orchestrator.tracking.overview import Overview
+from orchestrator.submission import submitter
+from orchestrator.submission.submitter import Submitted
+from orchestrator.tracking.status_summary import Overview
 from orchestrator.tracking.tracker import Progress, RunStatus
 from orchestrator.workspace import Workspace
 from workloads.contract import State

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.executors.endings import Exit
-from orchestrator.executors.leases import DOMAIN_VARIABLE
-from orchestrator.executors.local import LocalExecutor
-from orchestrator.executors.protocol import Delivery
-from orchestrator.sending import submitter
+from orchestrator.backends.base import Delivery
+from orchestrator.backends.exit_status import Exit
+from orchestrator.backends.leases import DOMAIN_VARIABLE
+from orchestrator.backends.local.executor import LocalExecutor
+from orchestrator.submission import submitter
 from orchestrator.workspace import Workspace
 from workloads.contract import Execution, Expectation, RunSpec, TrainConfig
 from workloads.rundir import RunDir, write_json
@@ -90,7 +90,7 @@ def job(run_dir, attempt_number):
 
 COMMAND = """
 import sys
-from orchestrator.executors.local import LocalExecutor
+from orchestrator.backends.local.executor import LocalExecutor
 LocalExecutor.__init__.__kwdefaults__["job"] = "lab_jobs:job"
 {patch}
 from orchestrator.cli import run
@@ -196,7 +196,7 @@ class Lab:
 
     def queue_pid(self) -> int:
         """Process of this workspace's queue."""
-        mark = f"orchestrator.executors.queue\0{self.runs}\0".encode(errors="surrogateescape")
+        mark = f"orchestrator.backends.local.queue\0{self.runs}\0".encode(errors="surrogateescape")
         for pid in lab_processes(self.domain):
             with contextlib.suppress(OSError):
                 if mark in Path(f"/proc/{pid}/cmdline").read_bytes():

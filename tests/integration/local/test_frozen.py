@@ -22,7 +22,7 @@ strategy = ["acme", "solid"]
 hardware = "cpu:1"
 """
 
-ASLEEP = "from orchestrator.executors.local import LocalExecutor; LocalExecutor.wake = lambda self: None"
+ASLEEP = "from orchestrator.backends.local.executor import LocalExecutor; LocalExecutor.wake = lambda self: None"
 """No queue process is started, so what is submitted waits."""
 
 

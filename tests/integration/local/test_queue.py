@@ -7,13 +7,13 @@ import signal
 import time
 from unittest import mock
 
-from orchestrator.executors import leases
-from orchestrator.executors import queue as queue_module
-from orchestrator.executors.endings import Exit
-from orchestrator.executors.entries import QueueFolder
-from orchestrator.executors.machine import local_machine
-from orchestrator.executors.protocol import Delivery
-from orchestrator.executors.queue import Queue
+from orchestrator.backends import leases
+from orchestrator.backends.base import Delivery
+from orchestrator.backends.exit_status import Exit
+from orchestrator.backends.local import queue as queue_module
+from orchestrator.backends.local.machine import local_machine
+from orchestrator.backends.local.queue import Queue
+from orchestrator.backends.local.records import QueueFolder
 from workloads.contract import State
 
 from .conftest import UUIDS, Lab, alive, lab_processes, seen, wait_until

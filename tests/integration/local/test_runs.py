@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 import db
-from orchestrator.executors import leases
+from orchestrator.backends import leases
 from workloads.contract import State
 from workloads.rundir import RunDir
 

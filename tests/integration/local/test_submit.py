@@ -15,10 +15,10 @@ import pytest
 
 from db.engine import open_store
 from db.queries import run_states
+from orchestrator.backends.exit_status import Exit
+from orchestrator.backends.local.records import QueueFolder
 from orchestrator.errors import InputError, OperationError
-from orchestrator.executors.endings import Exit
-from orchestrator.executors.entries import QueueFolder
-from orchestrator.sending import submitter
+from orchestrator.submission import submitter
 from orchestrator.tracking import tracker
 from workloads.contract import RunSpec, State
 from workloads.rundir import RunDir
@@ -28,12 +28,12 @@ from .conftest import Lab, seen, wait_until
 SEND = """
 import json, os, signal, sys
 from pathlib import Path
-from orchestrator.executors.local import LocalExecutor
+from orchestrator.backends.local.executor import LocalExecutor
 LocalExecutor.__init__.__kwdefaults__["job"] = "lab_jobs:job"
 import db.submissions
-from orchestrator.sending import submitter
+from orchestrator.submission import submitter
 from orchestrator.workspace import Workspace
-from orchestrator.executors import entries
+from orchestrator.backends.local import records
 from workloads import rundir
 from workloads.contract import RunSpec
 
@@ -67,8 +67,8 @@ KILL_POINTS = {
     "before the second spec": 'dying(rundir.RunDir, "write_spec", 2, False)',
     "after the second spec": 'dying(rundir.RunDir, "write_spec", 2, True)',
     "after the second attempt's folder": 'dying(rundir.AttemptDir, "create", 2, True)',
-    "before the first entry": 'dying(entries.QueueFolder, "put", 1, False)',
-    "after the second entry": 'dying(entries.QueueFolder, "put", 2, True)',
+    "before the first entry": 'dying(records.QueueFolder, "put", 1, False)',
+    "after the second entry": 'dying(records.QueueFolder, "put", 2, True)',
     "before the store knows": 'dying(db.submissions, "mark_all", 1, False)',
     "after the store knows": 'dying(db.submissions, "mark_all", 1, True)',
     "before the queue": 'dying(LocalExecutor, "wake", 1, False)',

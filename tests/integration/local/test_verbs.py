@@ -15,9 +15,9 @@ import pytest
 
 from db.engine import open_store
 from db.submissions import record_intents, withdraw
-from orchestrator.executors.endings import Exit
-from orchestrator.executors.entries import QueueFolder
-from orchestrator.executors.protocol import Delivery
+from orchestrator.backends.base import Delivery
+from orchestrator.backends.exit_status import Exit
+from orchestrator.backends.local.records import QueueFolder
 from workloads.contract import State
 from workloads.rundir import RunDir
 
@@ -370,7 +370,7 @@ def test_cancel_is_final_where_the_supervisor_does_not_answer(lab: Lab, full: bo
 
 FULL_EXIT = """
 import errno, os
-from orchestrator.executors.endings import Exit
+from orchestrator.backends.exit_status import Exit
 def full(self, attempt):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 Exit.write = full
@@ -401,7 +401,7 @@ def test_cancel_says_where_a_run_goes_on_that_is_out_of_its_reach(lab: Lab) -> N
     started = json.loads(run.attempt.supervisor.read_text())
     started["host"]["name"] = "n7"
     run.attempt.supervisor.write_text(json.dumps(started))
-    unseen = IMPATIENT + "\nfrom orchestrator.executors import leases, processes\n"
+    unseen = IMPATIENT + "\nfrom orchestrator.backends import leases, processes\n"
     unseen += "processes.supervisor_of = lambda token: None; leases.held = lambda name: False\n"
     unseen += "processes.kill_attempt = lambda *a, **k: True\n"
     code, stdout, stderr = lab.run("cancel", "--all", patch=unseen)

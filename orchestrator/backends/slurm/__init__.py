@@ -1,0 +1,1 @@
+"""Slurm: job arrays through submitit, queries to squeue and sacct."""

@@ -1,0 +1,31 @@
+"""The same runs sent from another folder: a second checkout knows nothing of the first one's store, Slurm does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from orchestrator.backends.slurm import commands
+from orchestrator.backends.slurm.records import JOB_NAME_PREFIX, ArrayRecord
+from workloads.arrays import record_file
+from workloads.rundir import jobs_folder, read_json
+
+
+def queued_elsewhere(runs: Path, run_ids: Collection[str]) -> dict[Path, list[str]]:
+    """Runs folder -> which of these runs are queued or running from there. Empty where Slurm does not answer."""
+    # The command of a job is the script that was sent, which lay in the folder of its array.
+    answer = commands.run("squeue", "--noheader", f"--user={os.getuid()}", "--format=%j|%o")
+    found: dict[Path, list[str]] = {}
+    for line in dict.fromkeys(answer.stdout.splitlines()):
+        name, _, script = line.partition("|")
+        array = Path(script).parent
+        if not name.startswith(JOB_NAME_PREFIX) or array.name != name or array.parent == jobs_folder(runs):
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            record = ArrayRecord.from_json(read_json(record_file(array)))
+            both = [task.run_id for task in record.tasks if task.run_id in run_ids]
+            if both:
+                found.setdefault(array.parents[1], []).extend(both)
+    return found

@@ -1,0 +1,288 @@
+"""The keys of ``experiment.toml`` that describe one training run, with the type and range of each.
+
+Every key is a field of ``TrainConfig`` or one of ``EXECUTION_KEYS``. The three pydantic models at the end check the
+same keys where they stand once (``Values``), as axes (``Axes``) and as conditions (``Match``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import unicodedata
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+
+from annotated_types import Interval
+from pydantic import (
+    AfterValidator,
+    AllowInfNan,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+)
+
+from orchestrator.plugins import Plugins, nearest
+from orchestrator.toml_file import explain, refuse, refuse_all, show
+from orchestrator.units import LARGEST, LONGEST_S, QuantityError, parse_memory, parse_time_limit
+from workloads import registry
+from workloads.contract import Hardware
+from workloads.registry import Option, OptionValue, StrategyDeclaration
+
+
+class StrategyChoice(NamedTuple):
+    """A strategy with the options that differ from its own defaults, in the order of their names."""
+
+    name: str
+    options: tuple[tuple[str, OptionValue], ...] = ()
+
+    def __str__(self) -> str:
+        if not self.options:
+            return self.name
+        return f"{self.name}({','.join(f'{key}={_option_text(value)}' for key, value in self.options)})"
+
+
+class StrategyMatch(NamedTuple):
+    """What a condition asks of a strategy: its name, and the options that it names."""
+
+    name: str
+    options: tuple[tuple[str, OptionValue, OptionValue], ...] = ()
+    """(option, wanted value, default)"""
+
+    def met_by(self, choice: StrategyChoice) -> bool:
+        """Whether this is the strategy, however its other options stand."""
+        chosen = dict(choice.options)
+        return self.name == choice.name and all(chosen.get(key, default) == v for key, v, default in self.options)
+
+
+Value = bool | int | float | str | StrategyChoice | None
+"""What a key may hold once it is checked; ``None`` only for a key that nobody set."""
+
+
+def _option_text(value: OptionValue) -> str:
+    if isinstance(value, tuple):
+        return f"[{','.join(map(str, value))}]"
+    return ("false", "true")[value] if isinstance(value, bool) else str(value)
+
+
+class Table(BaseModel):
+    """A table of the file: no unknown key, no silent conversion but int to float."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
+
+
+def text(value: str) -> str:
+    """Any characters but control characters and line ends, which break tables, logs and ``#SBATCH`` lines."""
+    for character in value:
+        if unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp"}:
+            raise refuse(
+                f"{show(value)} holds the control character {character!r}", "write it on one line, without tabs"
+            )
+    if not value.strip():
+        raise refuse("an empty text", "write something, or remove the key")
+    return value
+
+
+Text = Annotated[str, AfterValidator(text)]
+
+
+def _instead(name: str, names: Sequence[str]) -> str:
+    if "," in name:
+        return "one name stands here; several are a list in [matrix]"
+    # A family: what stands after its name is one of its own.
+    spelt = [known.replace("/*", "/NAME") for known in names]
+    return nearest(name, spelt) or f"there are: {', '.join(spelt) or 'none'}"
+
+
+def _plugin(kind: str) -> Any:
+    def check(value: str, info: ValidationInfo) -> str:
+        text(value)
+        plugins: Plugins = info.context["plugins"] if info.context else Plugins.installed()
+        if not plugins.knows(kind, value):
+            names = plugins.names(kind)
+            raise refuse(f"there is no {kind} {show(value)}", _instead(value, names))
+        return value
+
+    return Annotated[str, AfterValidator(check)]
+
+
+def _strategy(value: object, info: ValidationInfo) -> StrategyChoice:
+    name, options = _named(value, info)
+    return StrategyChoice(name, tuple((key, given) for key, given, default in options if given != default))
+
+
+def _strategy_match(value: object, info: ValidationInfo) -> StrategyMatch:
+    return StrategyMatch(*_named(value, info))
+
+
+def _named(value: object, info: ValidationInfo) -> tuple[str, tuple[tuple[str, OptionValue, OptionValue], ...]]:
+    """Of a strategy's name, or a table with ``name`` and options: the name, and each (option, value, default)."""
+    plugins: Plugins = info.context["plugins"] if info.context else Plugins.installed()
+    names = plugins.names("strategy")
+    if isinstance(value, str):
+        name, options = value, {}
+    elif isinstance(value, dict) and isinstance(value.get("name"), str):
+        name, options = value["name"], {key: given for key, given in value.items() if key != "name"}
+    else:
+        what = "a strategy without a name" if isinstance(value, dict) else f"{show(value)} is not a strategy"
+        raise refuse(what, 'write "ddp", or { name = "ddp", OPTION = VALUE }')
+    declaration = registry.find(plugins.strategies, name)
+    if declaration is None:
+        raise refuse(f"there is no strategy {show(name)}", _instead(name, names))
+    try:
+        checked = _options_model(declaration).model_validate(options).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        known = [option.name for option in declaration.options]
+        listed = f"the options of {name} are: {', '.join(known)}" if known else f"{name} has no options"
+        raise refuse_all(
+            [
+                mistake
+                for details in error.errors(include_url=False)
+                for mistake in explain(details, lambda place: nearest(str(place[-1]), known) or listed)
+            ]
+        ) from error
+    given = {key: tuple(v) if isinstance(v, list) else v for key, v in checked.items()}
+    defaults = {option.name: option.default for option in declaration.options}
+    return name, tuple((key, given[key], defaults[key]) for key in sorted(given))
+
+
+@cache
+def _options_model(declaration: StrategyDeclaration) -> type[BaseModel]:
+    fields: dict[str, Any] = {option.name: (_option_type(option), option.default) for option in declaration.options}
+    return create_model(f"options of {declaration.name}", __base__=Table, **fields)
+
+
+def _option_type(option: Option) -> Any:
+    if option.type is str and option.choices:
+        return _choice(*option.choices)
+    if option.type in {bool, str}:
+        return option.type
+    if option.type is float:
+        return _real() if option.minimum is None else _real(ge=option.minimum)
+    whole = _whole(ge=option.minimum)
+    return whole if option.type is int else list.__class_getitem__(whole)
+
+
+def _choice(*words: str) -> Any:
+    def check(value: str) -> str:
+        if value not in words:
+            raise refuse(f"{show(value)} is not one of {', '.join(words)}", nearest(value, words))
+        return value
+
+    return Annotated[str, AfterValidator(check)]
+
+
+def _whole(*, ge: float | None = None) -> Any:
+    return Annotated[int, Interval(ge=ge, le=LARGEST)]
+
+
+def _real(**bounds: float) -> Any:
+    # Adding 0.0 turns -0.0 into 0.0: the two are one number and must be one identity.
+    return Annotated[float, Interval(**bounds), AllowInfNan(False), AfterValidator(lambda value: value + 0.0)]
+
+
+def _hardware(value: str) -> str:
+    try:
+        hardware = Hardware.parse(value)
+    except ValueError as error:
+        raise refuse(
+            f"{show(value)} is not hardware",
+            'write KIND:DEVICES or KIND:DEVICESxNODES, such as "cpu:2", "gpu:1", "a100:2" or "a100:4x2"',
+        ) from error
+    if hardware.kind.lower() in {"cpu", "gpu"} and not hardware.kind.islower():
+        right = dataclasses.replace(hardware, kind=hardware.kind.lower())
+        raise refuse(f"{show(value)} is not hardware: {hardware.kind} is written in small letters", f'write "{right}"')
+    return str(hardware)
+
+
+def _quantity(parse: Callable[[object], int]) -> Any:
+    def check(value: object) -> int:
+        try:
+            return parse(value)
+        except QuantityError as error:
+            raise refuse(error.what, error.hint) from error
+
+    return Annotated[int, PlainValidator(check)]
+
+
+_COUNT = _whole(ge=0)
+_POSITIVE = _whole(ge=1)
+
+_TYPES: dict[str, Any] = {
+    "model": _plugin("model"),
+    "dataset": _plugin("dataset"),
+    "strategy": Annotated[StrategyChoice, PlainValidator(_strategy)],
+    "hardware": Annotated[str, AfterValidator(_hardware)],
+    "cpus": _POSITIVE,
+    "seed": _COUNT,
+    "repeat": _COUNT,
+    "epochs": _POSITIVE,
+    "steps": _POSITIVE,
+    "batch_size": _POSITIVE,
+    "optimizer": _choice("sgd", "adam", "adamw"),
+    "lr": _real(gt=0),
+    "momentum": _real(ge=0, le=1),
+    "nesterov": bool,
+    "weight_decay": _real(ge=0),
+    "schedule": _choice("constant", "cosine", "linear"),
+    "warmup_steps": _COUNT,
+    "label_smoothing": _real(ge=0, lt=1),
+    "precision": _choice("fp64", "fp32", "tf32", "bf16"),
+    "channels_last": bool,
+    "compile": _choice("off", "default", "graphs", "default_graphs"),
+    "cudnn_benchmark": bool,
+    "batch_norm": _choice("batch", "frozen"),
+    "dropout": _real(ge=0, lt=1),
+    "pretrained": bool,
+    "stem": _choice("imagenet", "cifar"),
+    "image_size": _POSITIVE,
+    "loader": _choice("resident", "dataloader"),
+    "workers": _COUNT,
+    "augment": _choice("none", "flip", "crop_flip"),
+    "drop_last": bool,
+    "train_fraction": _real(gt=0, le=1),
+    "test_fraction": _real(gt=0, le=1),
+    "eval_every": _COUNT,
+    "time_limit": _quantity(parse_time_limit),
+    "mem": _quantity(parse_memory),
+    "checkpoint_every": _COUNT,
+    "hang_timeout_s": Annotated[int, Interval(ge=0, le=LONGEST_S)],
+    "retries": _COUNT,
+}
+
+KEYS: tuple[str, ...] = tuple(_TYPES)
+"""All training keys, in the order of the documentation."""
+
+REQUIRED: tuple[str, ...] = ("model", "dataset", "strategy", "hardware")
+"""Every cell needs these from somewhere."""
+
+
+def as_list(value: Any) -> list[Any]:
+    """One value where a list may stand is a list of one."""
+    return value if isinstance(value, list) else [value]
+
+
+def _one_or_more(kind: Any) -> Any:
+    return Annotated[list[kind], BeforeValidator(as_list), Field(min_length=1)]
+
+
+_MATCH_TYPES: dict[str, Any] = {**_TYPES, "strategy": Annotated[StrategyMatch, PlainValidator(_strategy_match)]}
+"""A condition names a strategy, whatever the options that it leaves open."""
+
+if TYPE_CHECKING:
+    Values: TypeAlias = Table
+    Axes: TypeAlias = Table
+    Match: TypeAlias = Table
+else:
+    Values = create_model("Values", __base__=Table, **{key: (kind, None) for key, kind in _TYPES.items()})
+    """One value a key: ``[defaults]``, ``[[include]]``, ``set``."""
+    Axes = create_model("Axes", __base__=Table, **{key: (_one_or_more(kind), None) for key, kind in _TYPES.items()})
+    """A list of values a key: ``[matrix]``, ``[[zip]]``."""
+    Match = create_model(
+        "Match", __base__=Table, **{key: (_one_or_more(kind), None) for key, kind in _MATCH_TYPES.items()}
+    )
+    """The values that meet a condition: ``if``, ``match``."""

@@ -1,0 +1,165 @@
+"""``--set KEY=VALUE``: one value in place of whatever the document has for a key, before it is checked.
+
+``--set hardware=KIND``, without a number of devices, changes the kind everywhere and leaves the numbers: a study of
+``a100:1`` and ``a100:2`` becomes one of ``cpu:1`` and ``cpu:2``, its conditions and published figures with it.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from orchestrator import toml_file
+from orchestrator.config.keys import KEYS, Values
+from orchestrator.config.tables import axis_tables, dict_items, unknown_key_hint
+from orchestrator.errors import Mistake
+from orchestrator.toml_file import TomlError
+from orchestrator.units import counted
+
+SHOWN = 60
+"""Characters of a text that messages repeat where it may be thousands long."""
+
+
+@dataclass(slots=True)
+class Overrides:
+    """What the ``--set`` texts of one call did."""
+
+    keys: set[str] = field(default_factory=set)
+    said: list[str] = field(default_factory=list)
+    """What was replaced, in words."""
+    mistakes: list[Mistake] = field(default_factory=list)
+
+
+def apply(document: dict[str, Any], sets: Sequence[str], context: Mapping[str, Any]) -> Overrides:
+    """Replace the keys in ``document``, axes included; a value that is wrong itself replaces nothing.
+
+    Args:
+        document: the parsed file, changed in place.
+        sets: ``key=value`` texts; the value is TOML, or else a text as it stands.
+        context: what the validators of ``orchestrator.config.keys`` need.
+    """
+    overrides = Overrides()
+    given: set[str] = set()
+    for text in sets:
+        where = f"--set {text}"
+        key, equals, value_text = (part.strip() for part in text.partition("="))
+        if not equals or not key:
+            overrides.mistakes.append(Mistake(where, "not of the form KEY=VALUE", "write --set lr=0.1"))
+            continue
+        if key not in KEYS:
+            hint = unknown_key_hint(("defaults", key))
+            overrides.mistakes.append(Mistake(where, f"unknown key {toml_file.show(key)}", hint))
+            continue
+        if key in given:
+            overrides.mistakes.append(Mistake(_shortened(where), f"{key} is given twice", "leave one of them out"))
+            continue
+        given.add(key)
+        if key == "hardware" and _KIND.fullmatch(value_text):
+            replaced = list(_change_kind(document, value_text))
+            overrides.keys.add(key)
+            overrides.said.append(
+                f"{where} changes the kind and leaves the number of devices, in {counted(len(replaced), 'place')}"
+            )
+            continue
+        try:
+            value = _value(value_text)
+        except TomlError as error:
+            overrides.mistakes.append(Mistake(_shortened(where), error.what, error.hint))
+            continue
+        mistakes = list(_mistakes(key, value, where, context))
+        if mistakes:
+            overrides.mistakes += mistakes
+            continue
+        replaced = list(_replace(document, key, value))
+        overrides.keys.add(key)
+        overrides.said.append(f"{where} replaces {', '.join(replaced)}" if replaced else f"{where} adds a default")
+    return overrides
+
+
+def _value(text: str) -> Any:
+    """TOML where it is one TOML value; else the text. A time of day is a text: the shell took its quotes away.
+
+    Raises:
+        TomlError: it is TOML that no key takes.
+    """
+    try:
+        parsed = toml_file.parse(f"value = {text}")
+    except TomlError as error:
+        if isinstance(error.__cause__, tomllib.TOMLDecodeError):
+            return text
+        raise
+    value = parsed["value"]
+    return text if len(parsed) > 1 or hasattr(value, "isoformat") else value
+
+
+def _shortened(where: str) -> str:
+    return where if len(where) <= SHOWN else f"{where[:SHOWN]}..."
+
+
+def _mistakes(key: str, value: Any, where: str, context: Mapping[str, Any]) -> Iterator[Mistake]:
+    try:
+        Values.model_validate({key: value}, context=dict(context))
+    except ValidationError as error:
+        for mistake in toml_file.mistakes(error, {key: value}, "", unknown_key_hint):
+            place = mistake.where.removeprefix(key).lstrip(".")
+            yield Mistake(f"{where}: {place}" if place else where, mistake.what, mistake.hint)
+
+
+def _replace(document: dict[str, Any], key: str, value: Any) -> Iterator[str]:
+    """Put the value wherever the key stands, and under the defaults; yield what was replaced."""
+    for place, table in axis_tables(document):
+        if key in table:
+            old = table[key]
+            # A column of a zip keeps its length; rows that became equal are dropped when the axis is made.
+            table[key] = [value] * len(old) if isinstance(old, list) else value
+            yield f"the axis {place}.{key}"
+    for place, table in _value_tables(document):
+        if key in table:
+            table[key] = value
+            yield f"{place}.{key}"
+    defaults = document.setdefault("defaults", {})
+    if isinstance(defaults, dict):
+        if key in defaults:
+            yield f"defaults.{key}"
+        defaults[key] = value
+
+
+_KIND = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+"""Hardware without a number of devices."""
+
+
+def _change_kind(document: Mapping[str, Any], kind: str) -> Iterator[str]:
+    """Put the kind in front of each number of devices, in conditions too; yield where."""
+
+    def changed(old: Any) -> Any:
+        if isinstance(old, list):
+            return [changed(each) for each in old]
+        return f"{kind}:{old.partition(':')[2]}" if isinstance(old, str) and ":" in old else old
+
+    tables = [*axis_tables(document), *_value_tables(document), *_condition_tables(document)]
+    if isinstance(document.get("defaults"), dict):
+        tables.append(("defaults", document["defaults"]))
+    for place, table in tables:
+        if "hardware" in table:
+            table["hardware"] = changed(table["hardware"])
+            yield f"{place}.hardware"
+
+
+def _condition_tables(document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, part in (("when", "if"), ("exclude", "match"), ("published", "match")):
+        for i, table in dict_items(document.get(name)):
+            if isinstance(table.get(part), dict):
+                yield f"{name}[{i}].{part}", table[part]
+
+
+def _value_tables(document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for i, table in dict_items(document.get("when")):
+        if isinstance(table.get("set"), dict):
+            yield f"when[{i}].set", table["set"]
+    for i, table in dict_items(document.get("include")):
+        yield f"include[{i}]", table

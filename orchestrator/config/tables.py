@@ -1,0 +1,209 @@
+"""The tables of ``experiment.toml`` as pydantic models; what they mean is in ``orchestrator.config.experiment``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, create_model
+
+from orchestrator.config.keys import KEYS, REQUIRED, Axes, Match, Table, Text, Values, as_list
+from orchestrator.errors import Mistake
+from orchestrator.plugins import nearest
+from orchestrator.toml_file import Place, refuse
+from workloads.contract import RunResult
+
+
+def _figure(name: str) -> Any:
+    def check(value: float) -> float:
+        if name == "test_accuracy" and value > 1:
+            raise refuse(f"{value:g} is not an accuracy from 0 to 1", f"write {value / 100:g}")
+        return value
+
+    return Annotated[float, Field(allow_inf_nan=False, ge=0), AfterValidator(check)]
+
+
+FIGURES: tuple[str, ...] = tuple(
+    f.name for f in fields(RunResult) if f.type in {"float | None", "int | None"} and f.name != "resumed_from_epoch"
+)
+"""What ``[[published]]`` may state: the numeric fields of ``RunResult``."""
+
+if TYPE_CHECKING:
+    _Figures = Table
+else:
+    _Figures = create_model("_Figures", __base__=Table, **{name: (_figure(name), None) for name in FIGURES})
+
+
+class ZipTable(Axes):
+    name: Text | None = None
+
+
+class MatrixTable(Axes):
+    zip: list[ZipTable] = Field(default_factory=list)
+
+
+class WhenTable(Table):
+    conditions: Match = Field(alias="if")
+    values: Values = Field(alias="set")
+
+
+class ExcludeTable(Table):
+    match: Match
+    why: Text
+
+
+class PublishedTable(_Figures):
+    match: Match
+    on: Text
+    notes: str = ""
+
+
+class FileTable(Table):
+    name: Text = "experiment"
+    description: str = ""
+    notes: Annotated[list[str], BeforeValidator(as_list)] = Field(default_factory=list)
+    defaults: Values = Field(default_factory=Values)
+    matrix: list[MatrixTable] = Field(default_factory=list)
+    zip: list[ZipTable] = Field(default_factory=list)
+    when: list[WhenTable] = Field(default_factory=list)
+    exclude: list[ExcludeTable] = Field(default_factory=list)
+    include: list[Values] = Field(default_factory=list)
+    published: list[PublishedTable] = Field(default_factory=list)
+
+
+_FILE_KEYS = tuple(FileTable.model_fields)
+_TABLE_KEYS: dict[str, tuple[str, ...]] = {
+    "matrix": (*KEYS, "zip"),
+    "zip": (*KEYS, "name"),
+    "when": ("if", "set"),
+    "exclude": ("match", "why"),
+    "published": ("match", "on", "notes", *FIGURES),
+}
+"""Keys by the name of the table they stand in; any other table holds training keys."""
+
+
+_OTHER_NAMES = {
+    "account": "cluster.toml",
+    "batch": "batch_size",
+    "gpus": "hardware",
+    "learning_rate": "lr",
+    "memory": "mem",
+    "nodes": "hardware",
+    "partition": "cluster.toml",
+    "qos": "cluster.toml",
+    "seeds": "seed",
+    "time": "time_limit",
+}
+"""Where people coming from elsewhere find what they call so."""
+
+
+def unknown_key_hint(place: Place) -> str:
+    """What to do about an unknown key."""
+    *above, last = place
+    key = str(last)
+    table = next((step for step in reversed(above) if isinstance(step, str)), None)
+    if key == "strategy_options":
+        return 'options stand with the strategy: strategy = { name = "ddp", OPTION = VALUE }'
+    if table is None:
+        return "training keys stand in [defaults] or [matrix]" if key in KEYS else nearest(key, _FILE_KEYS)
+    if key in _FILE_KEYS:
+        return f"{key} stands at the top of the file, above the first [table]"
+    if key in _OTHER_NAMES:
+        return f"that is said with {_OTHER_NAMES[key]}"
+    known = _TABLE_KEYS.get(table, KEYS)
+    return nearest(key, known) or f"there are: {', '.join(known)}"
+
+
+def dict_items(tables: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The tables of what should be an array of tables; what is not a table is reported elsewhere."""
+    if isinstance(tables, list):
+        for i, table in enumerate(tables):
+            if isinstance(table, dict):
+                yield i, table
+
+
+def axis_tables(document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every table whose training keys hold lists, with its place in the file."""
+    for place, matrix in _matrices(document):
+        yield place, matrix
+        yield from _zips(matrix, f"{place}.")
+    yield from _zips(document, "")
+
+
+def _matrices(document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    given = document.get("matrix")
+    for i, matrix in dict_items(as_list(given)):
+        yield ("matrix" if isinstance(given, dict) else f"matrix[{i}]"), matrix
+
+
+def _zips(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for i, zipped in dict_items(table.get("zip")):
+        yield f"{prefix}zip[{i}]", zipped
+
+
+def structure_mistakes(document: Mapping[str, Any], where: str) -> list[Mistake]:
+    """What is wrong between the keys of a document rather than in one of them.
+
+    Args:
+        document: the parsed file, not yet validated.
+        where: what messages call the file.
+    """
+    found = [*_product_mistakes(document), *_zip_mistakes(document), *_table_mistakes(document)]
+    return [Mistake(f"{where}: {place}" if place else where, what, hint) for place, what, hint in dict.fromkeys(found)]
+
+
+def _product_mistakes(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    defaults = document.get("defaults")
+    given = set(defaults) if isinstance(defaults, dict) else set()
+    shared = list(_zips(document, ""))
+    products = [(place, [(place, m), *_zips(m, f"{place}."), *shared]) for place, m in _matrices(document)]
+    if shared and not document.get("matrix"):
+        products = [("zip[0]", shared)]
+    for place, axes in products:
+        places: dict[str, str] = {}
+        for axis_place, table in axes:
+            for key in KEYS:
+                if key in table and key in places:
+                    yield f"{axis_place}.{key}", f"{key} is an axis of {places[key]} too", "keep one of the two"
+                elif key in table:
+                    places[key] = axis_place
+        if not any(table for _, table in axes):
+            yield place, "an empty matrix: it has no axis", "add an axis such as seed = [0, 1]"
+        else:
+            yield from _missing(given | set(places), place)
+    for i, table in dict_items(document.get("include")):
+        yield from _missing(given | set(table), f"include[{i}]")
+    if not products and not document.get("include") and not document.get("matrix"):
+        yield (
+            "",
+            "nothing to run: there is no [matrix], no [[zip]] and no [[include]]",
+            "add [matrix] with an axis such as seed = [0, 1]",
+        )
+
+
+def _missing(given: set[str], place: str) -> Iterator[tuple[str, str, str]]:
+    for key in REQUIRED:
+        if key not in given:
+            yield place, f"no {key} for these cells", f"add {key} here or under [defaults]"
+
+
+def _zip_mistakes(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for place, table in axis_tables(document):
+        lengths = {key: len(as_list(table[key])) for key in KEYS if key in table}
+        if "zip[" in place and not lengths:
+            yield place, "no list stands here", 'write lists of equal length, such as hardware = ["cpu:1"]'
+        elif "zip[" in place and len(set(lengths.values())) > 1:
+            told = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+            yield place, f"lists of unequal length: {told}", "a value that stays the same goes to [defaults]"
+
+
+def _table_mistakes(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for name, parts in (("when", ("if", "set")), ("exclude", ("match",)), ("published", ("match",))):
+        for i, table in dict_items(document.get(name)):
+            for part in parts:
+                if table.get(part) == {}:
+                    yield f"{name}[{i}].{part}", "an empty table", "name at least one key"
+    for i, table in dict_items(document.get("published")):
+        if not set(table) & set(FIGURES):
+            yield f"published[{i}]", "no figure stands here", "add one or more, such as test_accuracy = 0.991"

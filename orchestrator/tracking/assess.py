@@ -1,0 +1,163 @@
+"""What is done, and was done, about runs that ended without a result: store and files -> ``tracking.recovery``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.backends.exit_status import Exit
+from orchestrator.backends.slurm.records import Site, SiteFolder
+from orchestrator.cluster.profile import Recovery
+from orchestrator.cluster.resources import LOCAL
+from orchestrator.cluster.sbatch import MemStyle, QueueChoice
+from orchestrator.tracking.recovery import (
+    Action,
+    Decision,
+    FailureClass,
+    Limits,
+    Past,
+    decide,
+    failure_of,
+    since_people_sent_it,
+)
+from workloads.contract import State
+from workloads.rundir import AttemptDir, RunDir, read_events
+
+if TYPE_CHECKING:
+    from db.engine import Store
+    from db.submissions import AttemptRecord
+
+_CANCELLED = "orchestrate cancel asked for that; orchestrate retry sends it from its last checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """One run that ended without a result, or whose newest attempt was sent by recovery."""
+
+    newest: AttemptRecord
+    decision: Decision
+    recoveries: int
+    """Attempts that were sent by recovery since people last sent the run."""
+
+    @property
+    def action(self) -> str:
+        """What is to be done, else what was done; empty for nothing."""
+        if self.decision.action is not Action.NONE:
+            return self.decision.action.value
+        return str((self.newest.recovery or {}).get("action", ""))
+
+    @property
+    def message(self) -> str:
+        """The same in a sentence."""
+        return self.decision.text or told(self.newest.recovery)
+
+
+def told(recovery: Mapping[str, Any] | None) -> str:
+    """What recovery did, from the record that an attempt has of it."""
+    if not recovery:
+        return ""
+    changes = f" with {recovery['changes']}" if recovery.get("changes") else ""
+    number, bound, failure = recovery.get("number"), recovery.get("bound"), recovery.get("failure")
+    return f"sent again{changes} after attempt {recovery.get('attempt')} ({number} of {bound} for {failure})"
+
+
+def outlooks(store: Store, runs: Path) -> dict[str, Outlook]:
+    """By run id, for every run that ended without a result or was sent by recovery."""
+    from db.submissions import histories
+
+    sites: dict[str, Site | None] = {LOCAL: None}
+    found = {}
+    for run_id, records in histories(store).items():
+        newest = records[-1]
+        if newest.target not in sites:
+            sites[newest.target] = SiteFolder(runs, newest.target).site()
+        site = sites[newest.target]
+        history = list(_history(records, runs))
+        recoveries = sum(past.sent_for is not None for past in since_people_sent_it(history))
+        known = newest.state.ended_badly and (site is not None or newest.target == LOCAL)
+        decision = _decide(history, newest, site, runs) if known else Decision(action=Action.NONE)
+        found[run_id] = Outlook(newest, decision, recoveries)
+    return found
+
+
+def limits(shape: Mapping[str, Any], time_limit_s: int, site: Site | None) -> Limits:
+    """What an attempt had, and what its target would give; ``site`` is None for this machine."""
+    mem_bytes = shape.get("mem_bytes")
+    if site is None:
+        return Limits(time_limit_s=time_limit_s, mem_bytes=mem_bytes, takes_mem=False, has_nodes=False)
+    nodes = site.nodes.get(shape.get("gpu") or "cpu", {})
+    caps = nodes.get("max_time_s", {})
+    own = caps.get(f"{shape.get('partition', '')}/{shape.get('qos', '')}", 0)
+    if site.queue_choice == QueueChoice.EARLIEST and caps:
+        # Another queue may take it where its own is too short.
+        own = max(caps.values()) if all(caps.values()) else 0
+    excluded = shape.get("arguments", {}).get("exclude", site.excluded)
+    return Limits(
+        time_limit_s=time_limit_s,
+        max_time_s=own,
+        mem_bytes=mem_bytes,
+        max_mem_bytes=nodes.get("mem_bytes", 0),
+        takes_mem=nodes.get("mem_style") != MemStyle.NONE,
+        excluded=tuple(node for node in excluded.split(",") if node),
+    )
+
+
+def _decide(history: Sequence[Past], newest: AttemptRecord, site: Site | None, runs: Path) -> Decision:
+    run = RunDir.of(runs, newest.run_id)
+    policy = Recovery() if site is None else Recovery(**_known(site.recovery))
+    time_limit_s = newest.time_limit_s or 0
+    is_ours = failure_of(newest.state, newest.reason) is FailureClass.PROGRAM_ERROR
+    found = decide(history, policy, limits(newest.shape, time_limit_s, site), retries=_retries(run) if is_ours else 0)
+    why = run.attempt(newest.attempt).why_held() if found.action.sends else None
+    return found if why is None else Decision(action=Action.STOP, why=why or _CANCELLED)
+
+
+def _known(recovery: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of other versions are passed over."""
+    return {k: v for k, v in recovery.items() if k in Recovery.model_fields}
+
+
+def _retries(run: RunDir) -> int:
+    try:
+        return run.read_spec().execution.retries
+    except (OSError, ValueError):
+        return 0
+
+
+def _history(records: Sequence[AttemptRecord], runs: Path) -> Iterator[Past]:
+    for record in records:
+        sent_for = FailureClass(record.recovery["failure"]) if record.recovery else None
+        seen: dict[str, Any] = {}
+        if record is records[-1] and record.state.ended_badly:
+            seen = _seen(record, RunDir.of(runs, record.run_id).attempt(record.attempt))
+        yield Past(state=record.state, reason=record.reason, sent_for=sent_for, **seen)
+
+
+def _seen(record: AttemptRecord, attempt: AttemptDir) -> dict[str, Any]:
+    """What only the files of an attempt tell, as far as its end makes it matter."""
+    if record.state is State.TIMEOUT:
+        return {"has_checkpoint": bool(read_events(attempt.events(), 0, "checkpoint")[0])}
+    if record.state in {State.NODE_FAIL, State.WRONG_HARDWARE}:
+        return {"node": _node_at_fault(attempt, ranks_of(record.shape))}
+    return {}
+
+
+def ranks_of(shape: Mapping[str, Any]) -> int:
+    return int(shape.get("nodes") or 1) * int(shape.get("ranks_per_node") or 1)
+
+
+def _node_at_fault(attempt: AttemptDir, ranks: int) -> str:
+    """The node of the rank that complained, else the only one; empty when there were several, or nobody knows."""
+    nodes = []
+    for rank in range(ranks):
+        events, _ = read_events(attempt.events(rank), 0, "start", "error")
+        node = next((str(e.get("node", "")) for e in reversed(events) if e["event"] == "start"), "")
+        if any(e.get("failure_class") == State.WRONG_HARDWARE for e in events):
+            return node
+        nodes += [node] if node else []
+    if not nodes and (ended := Exit.read(attempt)) is not None and ended.nodes:
+        nodes = [ended.nodes]
+    several = len(set(nodes)) != 1 or set(nodes[0]) & set("[,")
+    return "" if several else nodes[0]

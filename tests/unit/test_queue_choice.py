@@ -1,0 +1,109 @@
+"""``sbatch --test-only``: what its answers mean, and which queue an array goes to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator import cli
+from orchestrator.backends.slurm import commands, queue_choice
+from orchestrator.backends.slurm.commands import Answer
+from orchestrator.backends.slurm.records import Pair
+from orchestrator.cluster import profiles, resources, trials
+
+SCRIPT = Path("/runs/script.sh")
+
+
+def answers(
+    monkeypatch: pytest.MonkeyPatch, say: Callable[[tuple[str, ...]], tuple[int, str]]
+) -> list[tuple[str, ...]]:
+    """``sbatch`` says this; the list fills with what it was asked."""
+    asked: list[tuple[str, ...]] = []
+
+    def run(*argv: str, timeout_s: float = 0) -> Answer:
+        asked.append(argv)
+        code, text = say(argv)
+        return Answer(argv, code, "", text)
+
+    monkeypatch.setattr(commands, "run", run)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "start", "refusal"),
+    [
+        (
+            0,
+            "sbatch: Job 7 to start at 2026-11-28T02:48:23 using 1 processors on nodes a in partition p",
+            "2026-11-28T02:48:23",
+            "",
+        ),
+        (
+            0,
+            "Note: job 5 limit\nsbatch: Job 7 to start at 2026-12-01T00:00:00 using 48 processors on nodes a[1-2]",
+            "2026-12-01T00:00:00",
+            "",
+        ),
+        (
+            1,
+            "allocation failure: Requested node configuration is not available",
+            "",
+            "Requested node configuration is not available",
+        ),
+        (
+            1,
+            "sbatch: error: Invalid qos specification\nallocation failure: Invalid qos specification",
+            "",
+            "Invalid qos specification",
+        ),
+        (1, "", "", "sbatch --test-only ended with exit code 1 and said nothing"),
+    ],
+)
+def test_what_slurm_says(monkeypatch: pytest.MonkeyPatch, code: int, text: str, start: str, refusal: str) -> None:
+    """A start, or its own words once, whatever a site's filters print around them."""
+    asked = answers(monkeypatch, lambda argv: (code, text))
+    assert queue_choice.estimate(SCRIPT, "--qos=x") == queue_choice.Estimate(start, refusal)
+    assert asked == [("sbatch", "--test-only", "--qos=x", str(SCRIPT))]
+
+
+STARTS = {"slow": "2026-12-02T00:00:00", "fast": "2026-12-01T09:00:00", "also": "2026-12-01T09:00:00"}
+
+
+def said(argv: tuple[str, ...]) -> tuple[int, str]:
+    name = next(word.removeprefix("--partition=") for word in argv if word.startswith("--partition="))
+    return (0, f"sbatch: Job 1 to start at {STARTS[name]} using") if name in STARTS else (1, "Invalid partition")
+
+
+def test_the_earliest_start_wins_and_ties_keep_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queues that end jobs too early are not asked; those that refuse are left out; where all do, nobody chooses."""
+    asked = answers(monkeypatch, said)
+    pairs = [Pair("slow"), Pair("brief", "", 60), Pair("gone"), Pair("fast", "q"), Pair("also")]
+    found = queue_choice.earliest(SCRIPT, pairs, {"exclude": "n1"}, count=3, time_limit_s=3600)
+    assert found is not None and (found[0], found[1].start) == (Pair("fast", "q"), STARTS["fast"])
+    assert [word for argv in asked for word in argv if word.startswith("--part")] == [
+        f"--partition={name}" for name in ("slow", "gone", "fast", "also")
+    ]
+    assert all({"--array=0-2", "--exclude=n1"} <= set(argv) for argv in asked) and "--qos=q" in asked[2]
+    assert queue_choice.earliest(SCRIPT, pairs, {"partition": "x"}, count=1, time_limit_s=60) is None
+    assert queue_choice.earliest(SCRIPT, [Pair("gone")], {}, count=1, time_limit_s=60) is None
+
+
+def test_every_queue_that_takes_a_shape_is_offered() -> None:
+    """In the order of the cluster file, without those whose limits it passes."""
+    sol = profiles.load("sol")
+    for limit_s, names in ((3600, ["htc/public", "public/public"]), (5 * 3600, ["public/public"])):
+        shape = trials.request(sol, "a100:2", limit_s).shape
+        assert shape is not None and [str(queue) for queue in resources.queues(sol, shape)] == names
+
+
+def test_this_machine_has_no_queues_to_choose_among(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--queue beside --local is a mistake, said before anything is sent."""
+    defaults = 'name = "x"\n[defaults]\nmodel = "cnn"\ndataset = "digits"\nstrategy = "probe"\n'
+    (tmp_path / "experiment.toml").write_text(f'{defaults}[matrix]\nhardware = ["cpu:1"]\n')
+    with contextlib.chdir(tmp_path):
+        code = cli.run(["submit", "--local", "--queue", "earliest"])
+    assert code == 2 and "--queue chooses among the queues of a cluster" in capsys.readouterr().err
+    assert not (tmp_path / "results.db").exists()

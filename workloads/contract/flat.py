@@ -1,0 +1,21 @@
+"""A dataclass as a mapping, quickly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache
+from operator import attrgetter
+from typing import Any
+
+
+@cache
+def _fields_of(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    names = tuple(f.name for f in fields(kind))
+    return names, attrgetter(*names)
+
+
+def flat(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass as they are; at a fraction of the cost of ``asdict``, which copies what is in them."""
+    names, values = _fields_of(value.__class__)
+    return dict(zip(names, values(value), strict=True))

@@ -1,0 +1,130 @@
+"""What one attempt measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from workloads.contract.run_spec import SPEC_VERSION
+from workloads.contract.state import State
+
+
+@dataclass(slots=True, kw_only=True)
+class RunResult:
+    """What one attempt measured: the content of ``result.json``, a row of the table ``results``.
+
+    ``None`` means not measured, never zero. Times are seconds, memory is bytes, rates are per second over all ranks.
+    """
+
+    run_id: str
+    attempt: int
+    state: str
+    """``succeeded`` or the failure's state."""
+    reason: str = ""
+    """Failure class (``program_error``, ``hang``, ...); empty on success."""
+    message: str = ""
+    """For people: the error's text."""
+    diverged: bool = False
+    """A loss was NaN or infinite at some point."""
+    nonfinite: dict[str, str] = field(default_factory=dict)
+    """Field name to ``nan``, ``inf`` or ``-inf`` for values that are None here because JSON has no such number."""
+
+    test_accuracy: float | None = None
+    """0 to 1."""
+    test_loss: float | None = None
+    train_loss: float | None = None
+    """Mean over the last epoch's samples."""
+    num_test_samples: int | None = None
+    num_train_samples: int | None = None
+    per_class: list[dict[str, Any]] = field(default_factory=list)
+    """One dict a class: ``class_name``, ``precision``, ``recall``, ``f1``, ``support``."""
+
+    train_time_s: float | None = None
+    """All epochs, without start-up, compile and evaluation; maximum over ranks."""
+    epoch_time_s: float | None = None
+    """Median over epochs after the first (over all when there is one)."""
+    total_time_s: float | None = None
+    """From the start of the first rank's Python to the last evaluation, this attempt and the resumed ones before it."""
+    startup_s: float | None = None
+    """From process start to the first step, ``compile_s`` left out: imports, rendezvous, data, model."""
+    warmup_s: float | None = None
+    """The first steps, apart from the steady ones."""
+    compile_s: float | None = None
+    """Compiling and recording before the first step; None with ``compile = "off"``."""
+    evaluate_s: float | None = None
+    step_time_s: float | None = None
+    """Median of the steady steps."""
+    samples_per_s: float | None = None
+    """Steady, all ranks."""
+    starvation_ratio: float | None = None
+    """Step time with the real input over step time with one resident batch; above 1.02 is input-bound."""
+    epochs_done: int | None = None
+    steps_done: int | None = None
+    resumed_from_epoch: int | None = None
+
+    allocated_memory_bytes: int | None = None
+    """Maximum over ranks: device memory held between steps (GPU), resident set size (CPU)."""
+    peak_memory_bytes: int | None = None
+    """Maximum over ranks."""
+    memory_by_rank: list[dict[str, int]] = field(default_factory=list)
+    """``rank``, ``allocated_memory_bytes``, ``peak_memory_bytes``."""
+
+    telemetry: str | None = None
+    """``nvml``, or why there is none of the four below."""
+    gpu_utilization_pct: float | None = None
+    """Share of the time in which a kernel ran: mean over samples of the training, and over GPUs."""
+    gpu_power_w: float | None = None
+    """All GPUs together: mean over samples of the training."""
+    energy_j: float | None = None
+    """All GPUs together, over the training with the evaluations and checkpoints between."""
+    gpu_memory_used_bytes: int | None = None
+    """Largest sample of any GPU, as ``nvidia-smi`` counts: the CUDA context, libraries and other processes with it."""
+
+    lr_applied: float | None = None
+    """Read back from the optimiser at step 0."""
+    balance_applied: list[int] | None = None
+    """Layers of each part, in order, where the strategy cuts the model; None where it keeps it whole."""
+    num_parameters: int | None = None
+    """Trainable, of the whole model."""
+    world_size: int | None = None
+    device_name: str | None = None
+    devices_seen: int | None = None
+    """Devices visible, added over nodes."""
+    cpus_seen: int | None = None
+    """Cores this run may use, added over nodes (the union over ranks of a node)."""
+    dataset_digest: str | None = None
+    batch_norm_treatment: str | None = None
+    """How the strategy treated batch norm (``per_rank``, ``whole_batch``, ``frozen``, ...)."""
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """Commit, packages, driver, node, script: see ``workloads.provenance``."""
+    started_at: str | None = None
+    """UTC, ISO 8601."""
+    ended_at: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Strict JSON: a NaN or infinity becomes null, is named in ``nonfinite`` and marks the run as diverged."""
+        data: dict[str, Any] = {"spec_version": SPEC_VERSION}
+        nonfinite = dict(self.nonfinite)
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                nonfinite[f.name] = "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+                value = None
+            data[f.name] = value
+        data["nonfinite"] = nonfinite
+        data["diverged"] = self.diverged or bool({"train_loss", "test_loss"} & set(nonfinite))
+        return data
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """Raises ValueError when the data is not a result this version can read."""
+        if data.get("spec_version") != SPEC_VERSION:
+            raise ValueError(f"spec_version {data.get('spec_version')!r} is not {SPEC_VERSION}")
+        known = {f.name for f in fields(cls)}
+        try:
+            result = cls(**{k: v for k, v in data.items() if k in known})
+            State(result.state)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"not a run result: {error}") from error
+        return result

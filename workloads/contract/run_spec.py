@@ -1,0 +1,103 @@
+"""One planned run: training configuration, execution settings, and what the job must find."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from workloads.contract.flat import flat
+from workloads.contract.train_config import TrainConfig
+
+SPEC_VERSION = 1
+"""Version of ``spec.json`` and ``result.json``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How a run is carried out. Not identity: none of it may change what is learned."""
+
+    time_limit_s: int = 3600
+    mem_bytes: int | None = None
+    """Host memory a node; None takes the cluster file's."""
+    checkpoint_every: int = 1
+    """Epochs between checkpoints; 0 writes none."""
+    hang_timeout_s: int = 600
+    """A rank without progress for this long ends the run; 0 switches the watch off."""
+    retries: int = 0
+    """How often it is sent again by itself when its program fails or hangs."""
+
+
+EXECUTION_KEYS: frozenset[str] = frozenset({"time_limit", "mem", "checkpoint_every", "hang_timeout_s", "retries"})
+"""The keys of ``experiment.toml`` that become :class:`Execution` (``time_limit`` and ``mem`` are texts there)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What the job must find when it starts, in numbers; checked in ``workloads.world`` within seconds."""
+
+    ranks: int
+    """World size."""
+    nodes: int
+    gpus_per_node: int
+    """GPUs the run uses on each node; 0 on CPU."""
+    cpus_per_rank: int
+    gpu_name: str = ""
+    """Text that each GPU's name must contain; empty accepts any."""
+    gpu_memory_gb: float = 0.0
+    """Nominal memory of each GPU in GB (10^9), accepted within 15 %; 0 accepts any."""
+    allow_mig: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """One planned run: the content of ``spec.json``."""
+
+    run_id: str
+    label: str
+    """For people; not unique. The full label, never shortened."""
+    experiment: str
+    train: TrainConfig
+    execution: Execution
+    expect: Expectation
+    target: str
+    """``local`` or the cluster's name."""
+    data_root: str
+    """Absolute folder that holds data sets; may be empty when the data set is embedded."""
+    dataset_digest: str = ""
+    """Digest of the data set's content at submit; empty where it could not be had."""
+    code_digest: str = ""
+    """Digest of the ``workloads`` package at submit."""
+    snapshot: str = ""
+    """Name of the code that was submitted, see ``workloads.frozen``; empty before that."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "spec_version": SPEC_VERSION,
+            "run_id": self.run_id,
+            "label": self.label,
+            "experiment": self.experiment,
+            "target": self.target,
+            "data_root": self.data_root,
+            "dataset_digest": self.dataset_digest,
+            "code_digest": self.code_digest,
+            "snapshot": self.snapshot,
+            "train": self.train.to_json(),
+            "execution": flat(self.execution),
+            "expect": flat(self.expect),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """Raises ValueError when the data is not a spec this version can read."""
+        if data.get("spec_version") != SPEC_VERSION:
+            raise ValueError(f"spec_version {data.get('spec_version')!r} is not {SPEC_VERSION}")
+        rest = {k: v for k, v in data.items() if k not in {"spec_version", "train", "execution", "expect"}}
+        try:
+            return cls(
+                train=TrainConfig.from_json(data["train"]),
+                execution=Execution(**data["execution"]),
+                expect=Expectation(**data["expect"]),
+                **rest,
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a run spec: {error}") from error

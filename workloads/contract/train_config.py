@@ -1,0 +1,171 @@
+"""The training configuration: a run's identity (``run_id``) is computed here and nowhere else."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from itertools import compress
+from operator import attrgetter, ne
+from typing import Any, Self
+
+from workloads.contract.flat import flat
+
+IDENTITY_VERSION = 1
+"""Raised only when the meaning of an existing field changes; a new field with a default needs no raise."""
+
+INT64 = range(-(2**63), 2**63)
+"""What TOML and every database take as whole numbers."""
+
+RUN_ID_DIGITS = 16
+"""Hex digits of a run id: 64 bits, so a collision among a million runs has a chance of 3e-8."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """The science of one run: everything that may change what is learned or how fast. All of it is identity.
+
+    Field names are the keys of ``experiment.toml`` and the columns of the table ``runs``.
+    """
+
+    model: str
+    dataset: str
+    strategy: str
+    strategy_options: dict[str, bool | int | float | str | tuple[int, ...]] = field(default_factory=dict)
+    """Only the options that differ from the strategy's own defaults."""
+    hardware: str
+    cpus: int
+    """CPU cores for the whole run (all nodes, all ranks)."""
+    seed: int = 0
+    repeat: int = 0
+    """Index of a repetition that differs in nothing else."""
+
+    epochs: int = 10
+    steps: int | None = None
+    """Train for this many optimiser steps instead of ``epochs``."""
+    batch_size: int = 128
+    """Global: samples per optimiser step over all ranks."""
+    optimizer: str = "sgd"
+    """``sgd``, ``adam`` or ``adamw``."""
+    lr: float = 0.05
+    momentum: float = 0.9
+    """SGD only."""
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    """``constant``, ``cosine`` or ``linear`` (both to zero over the whole run)."""
+    warmup_steps: int = 0
+    """Linear warm-up from 0 over this many steps, before ``schedule``."""
+    label_smoothing: float = 0.0
+
+    precision: str = "fp32"
+    """``fp64``, ``fp32`` (TF32 off everywhere), ``tf32`` or ``bf16`` (autocast)."""
+    channels_last: bool = False
+    compile: str = "off"
+    """``off``; ``default``: the model through ``torch.compile``; ``graphs``: the training step recorded once as a CUDA
+    graph and replayed; ``default_graphs``: both. An odd last batch and evaluation run as with ``off``."""
+    cudnn_benchmark: bool = False
+    """cuDNN tries its algorithms out on each new shape and keeps the fastest, so that rounding may differ between two
+    equal runs; otherwise its heuristics choose. GPUs only."""
+    batch_norm: str = "batch"
+    """``batch``, or ``frozen``: running statistics are used and never updated; weight and bias still learn."""
+    dropout: float | None = None
+    """Rate for every dropout and drop-path layer; None keeps the model's own."""
+    pretrained: bool = False
+    """Start from weights that ``orchestrate data prepare`` fetched, with a new classifier for this data set."""
+    stem: str = "imagenet"
+    """ResNet only: ``imagenet`` (7x7 stride 2 and max-pool) or ``cifar`` (3x3 stride 1, no pool)."""
+    image_size: int | None = None
+    """Pixels a side that the model sees; None is the data set's own (or the model's, where it has one size only)."""
+
+    loader: str = "resident"
+    """``resident``: uint8 tensors on the device; ``dataloader``: torch DataLoader with PIL transforms."""
+    workers: int = 0
+    """Worker processes per rank; ``dataloader`` only."""
+    augment: str = "none"
+    """``none``, ``flip`` or ``crop_flip`` (pad by an eighth, random crop, random flip)."""
+    drop_last: bool = False
+    train_fraction: float = 1.0
+    """Share of the training images, drawn once per seed, the same for all strategies."""
+    test_fraction: float = 1.0
+    """Share of the test images likewise, for trials: an accuracy over part of them is no result."""
+    eval_every: int = 1
+    """Epochs between evaluations; 0 evaluates once, at the end. The end is always evaluated."""
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that are hashed: the required ones, seed and repeat always, others where not default."""
+        identity: dict[str, Any] = {"v": IDENTITY_VERSION}
+        for name, default in _IDENTITY_FIELDS:
+            value = getattr(self, name)
+            if default is _ALWAYS or value != default:
+                identity[name] = value
+        return identity
+
+    def run_id(self) -> str:
+        """Hash of :meth:`identity`; the same on every machine, Python version and key order."""
+        # The JSON text of identity() with sorted keys, put together here: a matrix hashes tens of thousands of these.
+        values = _identity_values(self)
+        told = compress(zip(_IDENTITY_PREFIXES, values, strict=True), map(ne, values, _IDENTITY_DEFAULTS))
+        parts = [prefix + _JSON_OF.get(type(value), _json)(value) for prefix, value in told]
+        parts.append(f'"v":{IDENTITY_VERSION}')
+        parts.sort()
+        return hashlib.sha256(f"{{{','.join(parts)}}}".encode()).hexdigest()[:RUN_ID_DIGITS]
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, ready for ``json.dump``."""
+        return flat(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: a field is missing, or unknown to this version.
+        """
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(data) - known)
+        if unknown:
+            raise ValueError(f"unknown fields {unknown}: written by a newer version?")
+        options = {k: tuple(v) if isinstance(v, list) else v for k, v in data.get("strategy_options", {}).items()}
+        try:
+            return cls(**{**data, "strategy_options": options})
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+
+
+_ALWAYS: Any = object()
+_IDENTITY_FIELDS: list[tuple[str, Any]] = [
+    (
+        f.name,
+        _ALWAYS
+        if f.name in {"seed", "repeat"}
+        or (f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING)
+        else ({} if f.name == "strategy_options" else f.default),
+    )
+    for f in fields(TrainConfig)
+]
+_IDENTITY_PREFIXES = [f'"{name}":' for name, _ in _IDENTITY_FIELDS]
+_IDENTITY_DEFAULTS = [default for _, default in _IDENTITY_FIELDS]
+_identity_values = attrgetter(*(name for name, _ in _IDENTITY_FIELDS))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _json_of_float(value: float) -> str:
+    if not math.isfinite(value):
+        raise ValueError(f"{value} has no place in a run's identity")
+    return float.__repr__(value)
+
+
+_JSON_OF: dict[type, Callable[[Any], str]] = {
+    str: json.encoder.encode_basestring_ascii,
+    int: int.__repr__,
+    float: _json_of_float,
+    bool: ("false", "true").__getitem__,
+}
+"""Quicker ways to the same text as :func:`_json`."""
