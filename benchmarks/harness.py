@@ -102,12 +102,13 @@ def rank_main(case: Case, pairs: int, folder: Path) -> None:
     """Run the engine with turns in between; leaves this rank's time of each step of both sides."""
     import torch
 
-    from workloads import loaders, measure, registry
+    from workloads import loaders, registry
     from workloads.engines import torch_loop
-    from workloads.job import Events, Job, Orders
-    from workloads.rundir import RunDir
-    from workloads.watchdog import Pulse
-    from workloads.world import World
+    from workloads.files.run_dir import RunDir
+    from workloads.job.context import Events, Job, StopSignals
+    from workloads.job.watchdog import Pulse
+    from workloads.job.world import World
+    from workloads.measurement import timing
 
     world = World.from_environment()
     on_gpu = torch.cuda.is_available()
@@ -122,15 +123,15 @@ def rank_main(case: Case, pairs: int, folder: Path) -> None:
         return _Turns(make(*args, **kwargs), hand[0])
 
     loaders.make = with_turns
-    record = measure.Recorder.record
+    record = timing.Recorder.record
 
     def recorded(recorder: Any, *step: Any) -> None:
         hand[0].engine_has_done_a_step()
         record(recorder, *step)
 
-    measure.Recorder.record = recorded  # type: ignore[method-assign]
+    timing.Recorder.record = recorded  # type: ignore[method-assign]
     for name in ("wait", "settle"):
-        setattr(measure.Clock, name, _timed(getattr(measure.Clock, name), hand))
+        setattr(timing.Clock, name, _timed(getattr(timing.Clock, name), hand))
     spec = _spec(case, pairs + 1, on_gpu)
     run = RunDir.of(folder / "runs", spec.run_id)
     attempt = run.attempt(1).create()
@@ -145,7 +146,7 @@ def rank_main(case: Case, pairs: int, folder: Path) -> None:
                 world=world,
                 events=events,
                 pulse=pulse,
-                orders=Orders(),
+                stop_signals=StopSignals(),
                 result=result,
             )
         )

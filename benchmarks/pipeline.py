@@ -98,7 +98,7 @@ class _Bench:
         from workloads.contract import TrainConfig
         from workloads.engines import recipe, settings
         from workloads.loaders.protocol import Shard
-        from workloads.measure import Clock
+        from workloads.measurement.timing import Clock
 
         self.on_gpu = torch.cuda.is_available()
         self.device = torch.device("cuda", 0) if self.on_gpu else torch.device("cpu")
@@ -130,7 +130,7 @@ class _Bench:
     def task(self, strategy: str) -> Any:
         """For a strategy of one rank, or a pipeline's rank 0."""
         from workloads.engines import recipe, torch_loop
-        from workloads.world import World
+        from workloads.job.world import World
 
         config = self.config
         if strategy != "pipeline":

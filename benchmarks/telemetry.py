@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.bootstrap import interval
-from workloads.telemetry import SAMPLE_EVERY_S
+from workloads.measurement.telemetry import SAMPLE_EVERY_S
 
 TARGET_PCT = 1.0
 AROUND_STEPS = 2

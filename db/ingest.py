@@ -25,7 +25,7 @@ from db.reading import Problem, Seen, files, look, problem, read_attempt
 from db.rows import Row, run_rows, typed, upsert
 from workloads.contract import State
 from workloads.errors import InputError
-from workloads.rundir import AttemptDir, RunDir, run_dirs
+from workloads.files.run_dir import AttemptDir, RunDir, run_dirs
 
 RUNS_PER_TRANSACTION = 64
 """Bounds how long other commands wait for the write lock."""

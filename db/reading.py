@@ -12,7 +12,9 @@ from typing import Any
 from db.models import attempts, classes, epochs, ranks, results
 from db.rows import Row, typed, typed_all
 from workloads.contract import RANK_LOST, State
-from workloads.rundir import AttemptDir, read_events, read_json
+from workloads.files.event_log import read_events
+from workloads.files.json_file import read_json
+from workloads.files.run_dir import AttemptDir
 
 
 @dataclass(frozen=True, slots=True)

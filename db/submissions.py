@@ -29,7 +29,7 @@ from db.engine import Store
 from db.models import attempts, runs
 from db.rows import canonical_json, run_rows, upsert
 from workloads.contract import RANK_LOST, RunSpec, State
-from workloads.rundir import newest_attempt
+from workloads.files.run_dir import newest_attempt
 
 _newer = attempts.alias()
 _LIVE = [state.value for state in State if state.live]

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from workloads.contract import RunSpec, State
-from workloads.rundir import AttemptDir, RunDir, write_json
+from workloads.files.json_file import write_json
+from workloads.files.run_dir import AttemptDir, RunDir
 
 
 @dataclass(frozen=True, slots=True)

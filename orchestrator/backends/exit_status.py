@@ -11,7 +11,9 @@ from typing import Any
 
 from orchestrator.backends.base import Verdict
 from workloads.contract import RANK_LOST, RunResult, State
-from workloads.rundir import AttemptDir, read_events, read_json, write_json
+from workloads.files.event_log import read_events
+from workloads.files.json_file import read_json, write_json
+from workloads.files.run_dir import AttemptDir
 
 _STATE_OF_REASON = {
     "device_memory": State.OUT_OF_MEMORY,
@@ -21,7 +23,7 @@ _STATE_OF_REASON = {
 """Failure classes that are states of their own; every other one is ``failed``."""
 
 _TOLD_TO_END = os.EX_TEMPFAIL
-"""Exit code of a rank that obeyed SIGTERM, SIGINT or SIGUSR2 (``workloads.entry.ExitCode.INTERRUPTED``)."""
+"""Exit code of a rank that obeyed SIGTERM, SIGINT or SIGUSR2 (``workloads.job.entry.ExitCode.INTERRUPTED``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from pathlib import Path
 from orchestrator.backends import leases
 from orchestrator.backends.local.records import submit_name
 from orchestrator.backends.processes import Host
-from workloads.rundir import queue_folder, read_json, write_json
+from workloads.files.json_file import read_json, write_json
+from workloads.files.run_dir import queue_folder
 
 TRUSTED_S = 600.0
 """Longer than ``sbatch`` may take to answer, and than looking for what it did not answer."""

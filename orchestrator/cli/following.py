@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.backends.exit_status import Exit
-from workloads.rundir import AttemptDir, jobs_folder, read_events
+from workloads.files.event_log import read_events
+from workloads.files.run_dir import AttemptDir, jobs_folder
 
 POLL_S = 0.3
 _LINE_BYTES = 200

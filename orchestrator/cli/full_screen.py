@@ -130,7 +130,7 @@ class Screen:
 
     def _draw(self) -> None:
         from orchestrator.cli import following, screen
-        from workloads.rundir import RunDir
+        from workloads.files.run_dir import RunDir
 
         seen, looks = self._seen, self._looks
         chosen = looks.chosen(seen) if looks.log else None

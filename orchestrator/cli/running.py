@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from orchestrator.backends.base import Insisted
     from orchestrator.tracking.tracker import RunStatus
-    from workloads.rundir import RunDir
+    from workloads.files.run_dir import RunDir
 
 app = typer.Typer()
 
@@ -73,7 +73,7 @@ def logs(
     """
     from orchestrator.cli import following
     from orchestrator.tracking import tracker
-    from workloads.rundir import RunDir
+    from workloads.files.run_dir import RunDir
 
     insist_apart(context, "every", "rank", "--all shows every rank")
     insist_apart(context, "stdout", "stderr", "each shows one stream alone; without them both are shown")
@@ -181,7 +181,7 @@ def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> dict[str, Insist
     from db.errors import StoreReadOnlyError
     from orchestrator.backends.exit_status import Exit
     from orchestrator.tracking import tracker
-    from workloads.rundir import RunDir
+    from workloads.files.run_dir import RunDir
 
     places = {run.run_id: RunDir.of(workspace.runs, run.run_id).attempt(run.attempt) for run in live}
     # Read only, so that runs can be ended when their logs have filled the disk.
@@ -214,7 +214,7 @@ def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> dict[str, Insist
 
 def _hold(workspace: Workspace, chosen: Sequence[RunStatus]) -> None:
     """See to it that what has ended is not sent again by itself."""
-    from workloads.rundir import RunDir
+    from workloads.files.run_dir import RunDir
 
     due = [run for run in chosen if run.comes_again]
     for run in due:

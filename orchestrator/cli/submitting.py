@@ -268,7 +268,8 @@ def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
     from orchestrator.environment.snapshot import code_digest
     from orchestrator.submission import submitter
     from orchestrator.submission.resubmit import with_all_nodes
-    from workloads.rundir import RunDir, read_json
+    from workloads.files.json_file import read_json
+    from workloads.files.run_dir import RunDir
 
     by_target: dict[str, list[tuple[Any, Mapping[str, Any]]]] = {}
     for run in chosen:

@@ -26,7 +26,7 @@ from orchestrator.cluster.sbatch import DROPPABLE, CpusBy, Launcher, Request, Re
 from orchestrator.errors import InputError
 from orchestrator.plugins import nearest
 from orchestrator.units import format_time_limit
-from workloads.rundir import jobs_folder
+from workloads.files.run_dir import jobs_folder
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 

@@ -29,7 +29,9 @@ from orchestrator.tracking import tracker
 from orchestrator.tracking.recovery import NOT_STARTED
 from orchestrator.tracking.tracker import RunStatus
 from orchestrator.workspace import Workspace
-from workloads.rundir import AttemptDir, RunDir, read_events, read_json
+from workloads.files.event_log import read_events
+from workloads.files.json_file import read_json
+from workloads.files.run_dir import AttemptDir, RunDir
 
 POLL_S = 1.0
 """Between looks at the jobs' own files; Slurm is asked no more often than the cluster file says."""
@@ -50,7 +52,7 @@ class Wish:
 def wishes(plan: Plan | None, profile: ClusterProfile) -> list[Wish]:
     """A probe of each hardware of the plan, each of its data sets looked at; without a plan, of each type there is."""
     if plan is not None and plan.runs:
-        hardware = list(dict.fromkeys(run.cell.train.hardware for run in plan.runs))
+        hardware = list(dict.fromkeys(str(run.cell.train.hardware) for run in plan.runs))
         datasets = list(dict.fromkeys(run.cell.train.dataset for run in plan.runs))
     else:
         made = [made for made in trials.pairs(profile) if made.text]
@@ -164,7 +166,7 @@ def _tell(
     packages: Packages,
     patience_s: float,
 ) -> Iterator[Finding]:
-    hardware = run.cell.train.hardware
+    hardware = str(run.cell.train.hardware)
     if status.state.live:
         why = status.message or status.reason or status.state.value
         what = f"{hardware}: did not end within {patience_s:.0f} s ({status.state.value}: {why}), and was cancelled"

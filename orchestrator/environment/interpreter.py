@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workloads.provenance import canonical_name, installed_packages, packages_digest
+from workloads.provenance.software import canonical_name, installed_packages, packages_digest
 
 _ASK = (
     "import importlib.metadata as m, json;"

@@ -1,8 +1,8 @@
 """Freezing what a submission runs: packages from source trees are copied, what is installed is noted.
 
 What a job imports is found without importing it: ``workloads``, every plug-in, and from there whatever their sources
-name in import statements, as far as it lies in source trees. See ``workloads.frozen`` for what is on disk and for the
-check in the job. Copies are named by their content, so taking the same code again writes nothing.
+name in import statements, as far as it lies in source trees. See ``workloads.provenance.code_snapshot`` for what is
+on disk and for the check in the job. Copies are named by their content, so taking the same code again writes nothing.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING
 
 from orchestrator.environment.interpreter import Packages
 from orchestrator.errors import InputError, OperationError
-from workloads import frozen, provenance, registry
+from workloads import registry
 from workloads.contract import TrainConfig
-from workloads.frozen import METADATA_SUFFIX, Manifest
-from workloads.rundir import snapshots_folder, write_bytes, write_json
+from workloads.files.json_file import write_bytes, write_json
+from workloads.files.run_dir import snapshots_folder
+from workloads.provenance import code_snapshot, software
+from workloads.provenance.code_snapshot import METADATA_SUFFIX, Manifest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -95,8 +97,8 @@ def take(
     manifest = Manifest(
         code=code,
         frozen=frozen_now,
-        installed={name: frozen.installed_digest(name) for name in sorted(installed)},
-        packages={python: provenance.measured(versions) for python, versions in sorted(packages.items())},
+        installed={name: code_snapshot.installed_digest(name) for name in sorted(installed)},
+        packages={python: software.measured_versions(versions) for python, versions in sorted(packages.items())},
         experiment=experiment.digest if experiment else _experiment_of(runs, before),
     )
     if code:
@@ -113,15 +115,15 @@ def code_digest(train: TrainConfig, runs: Path) -> str:
         OperationError: a source cannot be read.
     """
     packages = registry.foreign_packages(train)
-    return _code_digest(packages, runs) if packages else provenance.code_digest()
+    return _code_digest(packages, runs) if packages else software.code_digest()
 
 
 @cache
 def _code_digest(packages: tuple[str, ...], runs: Path) -> str:
     sources, installed = _closure(packages)
     with _readable():
-        found = _digests(_entries(sources), runs) | {name: frozen.installed_digest(name) for name in installed}
-    return hashlib.sha256(json.dumps([provenance.code_digest(), sorted(found.items())]).encode()).hexdigest()[:16]
+        found = _digests(_entries(sources), runs) | {name: code_snapshot.installed_digest(name) for name in installed}
+    return hashlib.sha256(json.dumps([software.code_digest(), sorted(found.items())]).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager
@@ -158,7 +160,7 @@ def kept(runs: Path, snapshot: str) -> bool:
         return False
     try:
         folder = Manifest.read(runs, snapshot).code_folder(runs)
-        for path in filter(None, (folder, frozen.place(runs, snapshot))):
+        for path in filter(None, (folder, code_snapshot.snapshot_folder(runs, snapshot))):
             os.utime(path)
     except (OSError, ValueError):
         return False
@@ -211,7 +213,7 @@ def _closure(names: Iterable[str]) -> tuple[dict[str, list[Path]], set[str]]:
         name = todo.pop()
         if name in sources or name in installed:
             continue
-        places = [place for place in frozen.origins(name) if frozen.in_source_tree(place)]
+        places = [place for place in code_snapshot.origins(name) if code_snapshot.in_source_tree(place)]
         if places:
             sources[name] = places
             # Our own package imports nothing else from source trees: a test holds it to that.
@@ -246,7 +248,7 @@ def _imported(places: Iterable[Path]) -> set[str]:
                     )
     found = set()
     for name in named.keys() - sys.stdlib_module_names - {"", OURS}:
-        outside = [place for place in frozen.origins(name) if frozen.in_source_tree(place)]
+        outside = [place for place in code_snapshot.origins(name) if code_snapshot.in_source_tree(place)]
         # A line of prose may begin with "import" or "from" too, and a folder of that name may be anything.
         if outside and any(_really_imports(content, name) for content in named[name]):
             found.add(name)
@@ -340,7 +342,7 @@ def _is_data(entry: os.DirEntry[str]) -> bool:
 
 
 def _digests(entries: Mapping[str, list[Path]], runs: Path) -> dict[str, str]:
-    """What ``frozen.digest`` will say of each copy."""
+    """What ``code_snapshot.digest`` will say of each copy."""
     found = {}
     for name, places in entries.items():
         content: dict[str, bytes] = {}
@@ -364,7 +366,7 @@ def _keep_code(manifest: Manifest, entries: Mapping[str, list[Path]], runs: Path
     assert folder is not None
     if folder.is_dir():
         with contextlib.suppress(OSError):
-            if all(frozen.digest(folder / name) == digest for name, digest in manifest.frozen.items()):
+            if all(code_snapshot.digest(folder / name) == digest for name, digest in manifest.frozen.items()):
                 os.utime(folder)
                 return
         _set_aside(folder)
@@ -382,7 +384,7 @@ def _keep_code(manifest: Manifest, entries: Mapping[str, list[Path]], runs: Path
                 else:
                     shutil.copyfile(path, target)
                     target.chmod(0o444)
-        if any(frozen.digest(copy / name) != digest for name, digest in manifest.frozen.items()):
+        if any(code_snapshot.digest(copy / name) != digest for name, digest in manifest.frozen.items()):
             raise OperationError(
                 "the sources changed while they were frozen",
                 where=", ".join(str(place) for places in entries.values() for place in places),
@@ -404,14 +406,16 @@ def _set_aside(folder: Path) -> None:
 
 def _keep_manifest(manifest: Manifest, runs: Path, experiment: Experiment | None, before: str) -> str:
     name = _name(manifest.to_json())
-    place = frozen.place(runs, name)
+    place = code_snapshot.snapshot_folder(runs, name)
     if not kept(runs, name):
         place.mkdir(exist_ok=True)
         if experiment is not None:
             write_bytes(place / "experiment.toml", experiment.text)
         elif before and manifest.experiment:
             with contextlib.suppress(OSError):
-                shutil.copyfile(frozen.place(runs, before) / "experiment.toml", place / "experiment.toml")
+                shutil.copyfile(
+                    code_snapshot.snapshot_folder(runs, before) / "experiment.toml", place / "experiment.toml"
+                )
         write_json(place / "manifest.json", manifest.to_json())
     _keep_commit(place)
     return name
@@ -423,7 +427,7 @@ def _keep_commit(place: Path) -> None:
     with contextlib.suppress(OSError, ValueError):
         if not json.loads(path.read_text(encoding="utf-8"))["dirty"]:
             return
-    if commit := provenance.git():
+    if commit := software.git():
         write_json(path, commit, durable=False)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from orchestrator.environment.wheels import Edit, Order, Target, check_sdist, fetch_by_hand
 from orchestrator.errors import InputError, OperationError
-from workloads.rundir import write_bytes
+from workloads.files.json_file import write_bytes
 
 Say = Callable[[str], None]
 """Where progress goes, one sentence a time."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from orchestrator.environment.wheel_build import Build, Say, pip
 from orchestrator.environment.wheels import Order, Target, check_sdist
 from orchestrator.errors import CommandError, OperationError
-from workloads.rundir import write_bytes
+from workloads.files.json_file import write_bytes
 
 
 @dataclass(frozen=True, slots=True)

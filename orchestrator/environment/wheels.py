@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from orchestrator.errors import InputError
-from workloads.provenance import canonical_name
+from workloads.provenance.software import canonical_name
 
 _ASK = """
 import importlib.metadata, importlib.util, json, os, platform, runpy, sys, sysconfig

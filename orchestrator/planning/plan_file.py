@@ -13,7 +13,7 @@ from orchestrator.cluster.resources import ResourceShape
 from orchestrator.config.matrix import Cell, Excluded
 from orchestrator.planning.plan import Action, Check, Hours, Plan, PlannedRun, Script
 from workloads.contract import Execution, TrainConfig
-from workloads.rundir import write_bytes
+from workloads.files.json_file import write_bytes
 
 PLAN_VERSION = 3
 

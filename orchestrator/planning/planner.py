@@ -31,8 +31,9 @@ from orchestrator.planning.costs import gpu_hours
 from orchestrator.planning.plan import Action, Check, Plan, PlannedRun, Script
 from orchestrator.units import counted
 from orchestrator.workspace import Workspace
-from workloads import provenance, registry
+from workloads import registry
 from workloads.contract import Execution, State, TrainConfig
+from workloads.provenance import software
 
 if TYPE_CHECKING:
     from db.queries import Duration, RunRecord
@@ -145,7 +146,7 @@ def current(
         "target": profile.name if profile else "local",
         "cluster": profile.digest if profile else _digest(repr(machine)),
         "store": _digest(repr(sorted((r, str(records[r])) for r in records))),
-        "code": provenance.code_digest(),
+        "code": software.code_digest(),
         "packages": packages.digest,
         "runs": str(workspace.runs),
         "data": str(workspace.data_root or ""),
@@ -347,7 +348,7 @@ def _packages(
     """What each interpreter of these runs has of the measured packages; ``packages`` is of the usual one."""
     pythons = {profile.interpreter(run.shape.gpu or "cpu") for run in runs} if profile else {packages.python}
     asked = [packages if python == packages.python else Packages.of(python) for python in sorted(pythons)]
-    return {one.python: provenance.measured(one.versions or {}) for one in asked}
+    return {one.python: software.measured_versions(one.versions or {}) for one in asked}
 
 
 def _remarks(expanded: Matrix, runs: Sequence[PlannedRun]) -> list[Check]:

@@ -22,7 +22,8 @@ from orchestrator.tracking.assess import Outlook, told
 from orchestrator.tracking.recovery import Action, Decision, no_node_left
 from orchestrator.units import format_time_limit
 from workloads.contract import RunSpec, State
-from workloads.rundir import RunDir, write_bytes
+from workloads.files.json_file import write_bytes
+from workloads.files.run_dir import RunDir
 
 if TYPE_CHECKING:
     from orchestrator.workspace import Workspace

@@ -34,8 +34,9 @@ from orchestrator.errors import InputError, OperationError
 from orchestrator.planning import costs
 from orchestrator.tracking import tracker
 from workloads.contract import RunSpec, State
-from workloads.rundir import RunDir, write_bytes
-from workloads.specs import packed, unpacked
+from workloads.files.json_file import write_bytes
+from workloads.files.packed_specs import pack_specs, unpack_specs
+from workloads.files.run_dir import RunDir
 
 if TYPE_CHECKING:
     from db.engine import Store
@@ -70,7 +71,7 @@ class Submitted:
     refused: list[Receipt] = field(default_factory=list)
     """What the target did not take, each with its words."""
     snapshot: str = ""
-    """The code that the plan's runs were sent with, see ``workloads.frozen``."""
+    """The code that the plan's runs were sent with, see ``workloads.provenance.code_snapshot``."""
     in_doubt: int = 0
     """Attempts of which nobody knows yet whether the target took them; the next command finds out."""
 
@@ -364,7 +365,7 @@ def _set_aside(runs: Path, specs: Sequence[RunSpec]) -> Path:
     folder = QueueFolder(runs)
     folder.create()
     path = folder.outbox / f"{uuid.uuid4().hex}.json"
-    write_bytes(path, packed(specs))
+    write_bytes(path, pack_specs(specs))
     return path
 
 
@@ -373,7 +374,7 @@ def _outbox(runs: Path) -> dict[str, RunSpec]:
     specs: dict[str, RunSpec] = {}
     for path in sorted(QueueFolder(runs).outbox.glob("[!.]*"), key=lambda path: path.stat().st_mtime):
         with contextlib.suppress(OSError, ValueError):
-            specs |= {spec.run_id: spec for spec in unpacked(path.read_bytes())}
+            specs |= {spec.run_id: spec for spec in unpack_specs(path.read_bytes())}
     return specs
 
 

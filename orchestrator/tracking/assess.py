@@ -23,7 +23,8 @@ from orchestrator.tracking.recovery import (
     since_people_sent_it,
 )
 from workloads.contract import State
-from workloads.rundir import AttemptDir, RunDir, read_events
+from workloads.files.event_log import read_events
+from workloads.files.run_dir import AttemptDir, RunDir
 
 if TYPE_CHECKING:
     from db.engine import Store
@@ -110,7 +111,7 @@ def _decide(history: Sequence[Past], newest: AttemptRecord, site: Site | None, r
     time_limit_s = newest.time_limit_s or 0
     is_ours = failure_of(newest.state, newest.reason) is FailureClass.PROGRAM_ERROR
     found = decide(history, policy, limits(newest.shape, time_limit_s, site), retries=_retries(run) if is_ours else 0)
-    why = run.attempt(newest.attempt).why_held() if found.action.sends else None
+    why = run.attempt(newest.attempt).hold_reason() if found.action.sends else None
     return found if why is None else Decision(action=Action.STOP, why=why or _CANCELLED)
 
 

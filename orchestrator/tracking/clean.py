@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 from orchestrator.backends.slurm.records import ArrayFolder
 from orchestrator.environment import snapshot
 from workloads.contract import State
-from workloads.rundir import AttemptDir, RunDir, jobs_folder, read_json, run_dirs
-from workloads.specs import unpacked
+from workloads.files.json_file import read_json
+from workloads.files.packed_specs import unpack_specs
+from workloads.files.run_dir import AttemptDir, RunDir, jobs_folder, run_dirs
 
 if TYPE_CHECKING:
     from db.engine import Store
@@ -41,7 +42,7 @@ _STILL_WRITES_S = 5.0
 _ENDING_S = 10.0
 """So long after its result a run's processes may still be on their way out, unless somebody saw them end."""
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
-"""How ``workloads.rundir.write_bytes`` and ``workloads.checkpoint.save`` name what they have not finished."""
+"""Temporary files of ``workloads.files.json_file.write_bytes`` and ``workloads.engines.checkpoint.save``."""
 
 
 class Keep(StrEnum):
@@ -175,7 +176,7 @@ def needed_snapshots(store: Store, runs: Path) -> set[str]:
     found |= {str(record.about.get("snapshot", "")) for record in ArrayFolder(runs).open()}
     for outbox in (runs / "queue" / "outbox").glob("*.json"):
         with contextlib.suppress(OSError, ValueError):
-            found |= {spec.snapshot for spec in unpacked(outbox.read_bytes())}
+            found |= {spec.snapshot for spec in unpack_specs(outbox.read_bytes())}
     return found - {""}
 
 

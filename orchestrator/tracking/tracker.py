@@ -20,7 +20,8 @@ from orchestrator.cluster.resources import LOCAL
 from orchestrator.tracking.assess import Outlook, outlooks
 from orchestrator.tracking.recovery import Action
 from workloads.contract import State
-from workloads.rundir import AttemptDir, RunDir, read_json
+from workloads.files.json_file import read_json
+from workloads.files.run_dir import AttemptDir, RunDir
 
 if TYPE_CHECKING:
     from db.engine import Store

@@ -15,13 +15,14 @@ import pytest
 
 from workloads import registry
 from workloads.contract import Execution, Expectation, Hardware, RunSpec, Topology, TrainConfig
-from workloads.rundir import AttemptDir, RunDir, read_events
+from workloads.files.event_log import read_events
+from workloads.files.run_dir import AttemptDir, RunDir
 
 PROGRAM = """
 import json, sys
 attempt, prelude, folders = json.loads(sys.argv[1])
 exec(prelude)
-from workloads.entry import run
+from workloads.job.entry import run
 for folder in folders:
     run(folder, attempt)
 """

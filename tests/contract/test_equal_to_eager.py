@@ -192,9 +192,9 @@ def test_every_strategy_of_torch_is_under_test(name: str) -> None:
     missing = missing_packages(declaration)
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}")
-    options = {option.name: option.default for option in declaration.options}
+    options = declaration.options_with_defaults({})
     for devices in (2, 4):
-        refused = declaration.refuses(Hardware("cpu", devices), options)
+        refused = declaration.unsupported_hardware(Hardware("cpu", devices), options)
         own_test = not Way(name, devices).has_double_precision and name == "deepspeed"
         assert name in {way.strategy for way in WAYS if way.devices == devices} or refused or own_test
     assert not refused or name in {"eager", "model_parallel", "data_parallel"}
@@ -236,5 +236,5 @@ def test_a_mutation_of_the_engine_is_noticed(launcher: Any, data_root: Path, tmp
 
 
 def _digest_of_code(env: dict[str, str]) -> str:
-    code = "from workloads.provenance import code_digest; print(code_digest())"
+    code = "from workloads.provenance.software import code_digest; print(code_digest())"
     return subprocess.check_output([sys.executable, "-c", code], env=os.environ | env, text=True).strip()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.contract.ways import Way, missing_packages
 from workloads import registry
-from workloads.entry import ExitCode
+from workloads.job.entry import ExitCode
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

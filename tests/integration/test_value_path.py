@@ -17,7 +17,9 @@ from submitit.core.utils import DelayedSubmission
 
 from orchestrator.config import experiment, matrix
 from workloads.contract import Hardware, TrainConfig
-from workloads.rundir import RunDir, read_events, read_json
+from workloads.files.event_log import read_events
+from workloads.files.json_file import read_json
+from workloads.files.run_dir import RunDir
 
 pytestmark = pytest.mark.torch
 

@@ -24,7 +24,8 @@ from pathlib import Path
 from tests.slurm.kill_points import ACCEPTED, Point, all_points, fake_sbatch, spread, submit_killed
 from tests.slurm.lab import Lab, running
 from tests.slurm.study import Study
-from workloads.rundir import read_events, run_dirs
+from workloads.files.event_log import read_events
+from workloads.files.run_dir import run_dirs
 
 SBATCHES = {"real": "", "accepts and reports a time-out": ACCEPTED}
 TIMEOUT_S = 600.0

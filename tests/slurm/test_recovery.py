@@ -20,7 +20,7 @@ import pytest
 from tests.slurm.conftest import booted
 from tests.slurm.lab import Lab
 from tests.slurm.study import DEFAULTS, Study, number_sent
-from workloads.rundir import read_events
+from workloads.files.event_log import read_events
 
 pytestmark = pytest.mark.slurm
 

@@ -11,8 +11,8 @@ import pytest
 from tests.contract.conftest import Launcher
 from tests.slurm.lab import Lab
 from tests.slurm.study import Study
-from workloads.rundir import AttemptDir, RunDir
-from workloads.specs import unpacked
+from workloads.files.packed_specs import unpack_specs
+from workloads.files.run_dir import AttemptDir, RunDir
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.slurm, pytest.mark.torch]
@@ -107,7 +107,7 @@ def one_machine(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Learn
     try:
         # Of what is sent: a run that waits has no folder.
         arrays = study.runs.glob("jobs/orc-*/specs.json")
-        (spec,) = (spec for path in arrays for spec in unpacked(path.read_bytes()) if spec.train.strategy == "ddp")
+        (spec,) = (spec for path in arrays for spec in unpack_specs(path.read_bytes()) if spec.train.strategy == "ddp")
         train = spec.train.to_json() | {"hardware": "cpu:4"}
         run = launcher.write(tmp_path_factory.mktemp("one"), execution={"checkpoint_every": 1000}, **train)
         launcher.succeed(run, ranks=4)

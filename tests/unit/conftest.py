@@ -17,7 +17,9 @@ import pytest
 
 from db import engine
 from workloads.contract import Execution, Expectation, RunResult, RunSpec, State, TrainConfig
-from workloads.rundir import AttemptDir, EventLog, RunDir, write_json
+from workloads.files.event_log import EventLog
+from workloads.files.json_file import write_json
+from workloads.files.run_dir import AttemptDir, RunDir
 
 
 @dataclass

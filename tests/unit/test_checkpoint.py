@@ -15,7 +15,7 @@ PROGRESS: dict[str, Any] = {"epoch": 2, "balance_applied": [9, 13]}
 
 def test_progress_is_read_by_itself_where_the_checkpoint_can_be_used(tmp_path: Path) -> None:
     """Of none, of another run's and of one that was cut short there is none: nobody takes those over."""
-    from workloads import checkpoint
+    from workloads.engines import checkpoint
 
     path = tmp_path / "checkpoint.pt"
     assert checkpoint.progress_of(path, "run") == {}

@@ -24,8 +24,9 @@ from orchestrator.environment import snapshot
 from orchestrator.tracking import clean
 from orchestrator.tracking.clean import Found, Item, Keep, Kind, Rules
 from workloads.contract import State
-from workloads.rundir import AttemptDir, RunDir, jobs_folder, write_json
-from workloads.specs import packed
+from workloads.files.json_file import write_json
+from workloads.files.packed_specs import pack_specs
+from workloads.files.run_dir import AttemptDir, RunDir, jobs_folder
 
 from .conftest import Campaign
 
@@ -241,7 +242,7 @@ def test_snapshots_go_when_no_run_needs_them(store: Store, campaign: Campaign) -
     assert len(names(find(store, campaign), Kind.SNAPSHOT)) == 2
     outbox = campaign.runs / "queue" / "outbox"
     outbox.mkdir(parents=True)
-    (outbox / "1.json").write_bytes(packed([replace(spec, snapshot=name)]))
+    (outbox / "1.json").write_bytes(pack_specs([replace(spec, snapshot=name)]))
     assert names(find(store, campaign)) == []
     (outbox / "1.json").unlink()
     found = find(store, campaign)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from workloads.contract import Expectation
-from workloads.world import Gpu, World
+from workloads.job.world import Gpu, World
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

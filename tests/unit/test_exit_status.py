@@ -24,7 +24,8 @@ from orchestrator.backends.exit_status import (
 )
 from orchestrator.backends.local import supervisor
 from workloads.contract import RunResult, State
-from workloads.rundir import EventLog, RunDir
+from workloads.files.event_log import EventLog
+from workloads.files.run_dir import RunDir
 
 RUN_ID = "0123456789abcdef"
 CANCELLED = Ending(State.CANCELLED, "cancelled", "stopped by orchestrate cancel")

@@ -22,7 +22,8 @@ from db.submissions import Mark, mark_all
 from orchestrator.backends.exit_status import Exit
 from workloads.contract import RunResult, State
 from workloads.errors import InputError
-from workloads.rundir import RunDir, write_json
+from workloads.files.json_file import write_json
+from workloads.files.run_dir import RunDir
 
 Content = dict[str, list[tuple[Any, ...]]]
 

@@ -1,4 +1,4 @@
-"""The process around an engine: orders to end, events and results on a full disk, the pulse, classes of failure."""
+"""The job process around an engine: stop signals, events and results on a full disk, heartbeat, failure classes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from workloads import entry
 from workloads.contract import RunResult, State
-from workloads.entry import ExitCode, classify, write_result
 from workloads.errors import DatasetError, InputError, JobError, WrongHardwareError
-from workloads.job import Events, Interrupted, Orders
-from workloads.rundir import AttemptDir, RunDir, read_events, read_json
-from workloads.watchdog import Pulse
+from workloads.files.event_log import read_events
+from workloads.files.json_file import read_json
+from workloads.files.run_dir import AttemptDir, RunDir
+from workloads.job import entry
+from workloads.job.context import Events, Interrupted, StopSignals
+from workloads.job.entry import ExitCode, classify, write_result
+from workloads.job.watchdog import Pulse
 
 RUN_ID = "0123456789abcdef"
 
@@ -96,17 +98,17 @@ def test_a_log_on_the_full_disk_is_no_reason_to_fail(attempt: AttemptDir, capfd:
 
 
 def test_orders_end_a_start_at_once_and_training_between_steps() -> None:
-    orders = Orders()
+    stop_signals = StopSignals()
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
     try:
-        orders.listen()
+        stop_signals.install()
         with pytest.raises(Interrupted, match="SIGUSR2"):
             os.kill(os.getpid(), signal.SIGUSR2)
-        orders.signal, orders.deferred = None, True
-        orders.obey()
+        stop_signals.signal, stop_signals.deferred = None, True
+        stop_signals.raise_if_stopped()
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Interrupted, match="SIGTERM"):
-            orders.obey()
+            stop_signals.raise_if_stopped()
         with pytest.raises(Interrupted, match="SIGTERM"):
             os.kill(os.getpid(), signal.SIGTERM)  # who insists is not kept waiting
     finally:
@@ -198,7 +200,7 @@ def test_a_damaged_spec_is_said_in_a_sentence(attempt: AttemptDir) -> None:
     place.spec.write_text('{"spec_version": 1, ')
     world = entry.World.from_environment({})
     with pytest.raises(JobError, match="the run's spec cannot be read") as caught:
-        entry._carry_out(place, attempt, world, Events(attempt.events()), Orders(), _result())
+        entry._carry_out(place, attempt, world, Events(attempt.events()), StopSignals(), _result())
     assert str(place.spec) in str(caught.value)
 
 
@@ -209,6 +211,6 @@ def test_a_rank_that_saw_more_has_the_last_word(attempt: AttemptDir, monkeypatch
     reasons = []
     for error in (ConnectionError("Connection closed by peer"), ValueError("boom"), ConnectionError("Broken pipe")):
         result = RunResult(run_id=RUN_ID, attempt=1, state=State.RUNNING)
-        entry._fail(error, attempt, world, Events(attempt.events()), Orders(), result)
+        entry._fail(error, attempt, world, Events(attempt.events()), StopSignals(), result)
         reasons.append(attempt.read_result().reason)
     assert reasons == ["rank_lost", "program_error", "program_error"]

@@ -10,8 +10,8 @@ import pytest
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-from workloads.augment import Augmentation  # noqa: E402 (needs torch)
 from workloads.errors import DatasetError  # noqa: E402
+from workloads.loaders.augment import Augmentation  # noqa: E402 (needs torch)
 from workloads.loaders.order import (  # noqa: E402
     Part,
     Stream,

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 def _record(epochs: list[int]) -> list[Any]:
     """Record steps whose loss is 10 times their number, of 5 samples each, over two ranks that see the same."""
-    from workloads.measure import Clock, Recorder, Steps
+    from workloads.measurement.timing import Clock, Recorder, Steps
 
     delivered: list[Steps] = []
     recorder = Recorder(Clock(CPU), lambda tensor: tensor.mul_(2), delivered.append)
@@ -47,7 +47,7 @@ def test_every_step_is_delivered_once_and_in_order(epochs: list[int]) -> None:
 
 def test_warm_up_is_kept_apart() -> None:
     """Ten steps, a tenth of few, none of one."""
-    from workloads.measure import Steps, Tally, warmup_steps
+    from workloads.measurement.timing import Steps, Tally, warmup_steps
 
     assert [warmup_steps(n) for n in (1, 2, 20, 100, 5000)] == [0, 1, 2, 10, 10]
     tally = Tally(warmup=3)
@@ -60,7 +60,7 @@ def test_warm_up_is_kept_apart() -> None:
 
 def test_the_first_step_of_a_new_batch_size_is_warm_up() -> None:
     """The odd last batch of the first epoch is apart, that of later epochs is steady."""
-    from workloads.measure import Steps, Tally
+    from workloads.measurement.timing import Steps, Tally
 
     tally = Tally(warmup=1)
     for first in (0, 3):
@@ -72,7 +72,7 @@ def test_the_first_step_of_a_new_batch_size_is_warm_up() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_no_number_is_noticed(bad: float) -> None:
-    from workloads.measure import Steps, Tally
+    from workloads.measurement.timing import Steps, Tally
 
     tally = Tally(warmup=0)
     tally.take(Steps(0, [1.0, 1.0, 1.0], [1.0, bad, -bad], [1, 1, 1]))
@@ -85,7 +85,7 @@ def test_a_loss_that_is_no_number_is_noticed(bad: float) -> None:
 def test_memory_of_a_process_is_in_bytes() -> None:
     """In a process of its own: one that ran other tests has freed memory that new tensors go into."""
     code = (
-        "import torch; from workloads.measure import memory_bytes; cpu = torch.device('cpu');"
+        "import torch; from workloads.measurement.memory import memory_bytes; cpu = torch.device('cpu');"
         "before, _ = memory_bytes(cpu); block = torch.ones(8 * 2**20, dtype=torch.float64);"
         "now, peak = memory_bytes(cpu); assert now - before > 0.8 * block.nbytes, (before, now); assert peak >= now"
     )
@@ -115,8 +115,8 @@ class _Batches:
 def _evaluate(logits: Any, y: Any, claims: int) -> Any:
     from workloads.engines.communication import Communication
     from workloads.engines.evaluation import evaluate
-    from workloads.rundir import AttemptDir
-    from workloads.world import World
+    from workloads.files.run_dir import AttemptDir
+    from workloads.job.world import World
 
     communication = Communication(World.from_environment({}), AttemptDir(Path("1")), CPU, join=False, hang_timeout_s=0)
     names = tuple(f"class {n}" for n in range(logits.shape[1]))
@@ -163,7 +163,7 @@ RUN_ID = "0123456789abcdef"
 
 
 def _state() -> dict[str, Any]:
-    from workloads.checkpoint import cpu_state
+    from workloads.engines.checkpoint import cpu_state
 
     layer = torch.nn.Linear(2, 2)
     optimizer = torch.optim.Adam(layer.parameters())
@@ -174,7 +174,7 @@ def _state() -> dict[str, Any]:
 
 def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
     """Model, optimiser state and progress; nothing else is left in the folder; no checkpoint is None."""
-    from workloads import checkpoint
+    from workloads.engines import checkpoint
 
     path = tmp_path / "checkpoint" / "last.pt"
     assert checkpoint.load(path, RUN_ID) is None
@@ -192,7 +192,7 @@ def test_a_failed_checkpoint_leaves_the_one_before(tmp_path: Path) -> None:
     where the file is larger than a buffer and torch only says at which byte it stopped."""
     import resource
 
-    from workloads import checkpoint
+    from workloads.engines import checkpoint
 
     path = tmp_path / "last.pt"
     checkpoint.save(path, RUN_ID, _state(), {"epoch": 1})
@@ -213,7 +213,7 @@ def test_a_failed_checkpoint_leaves_the_one_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["cut", "empty", "garbage", "no checkpoint", "another run", "pickle"])
 def test_a_damaged_checkpoint_is_told_apart_from_none(tmp_path: Path, damage: str) -> None:
     """Also a pickle with code in it: it is refused and not run."""
-    from workloads import checkpoint
+    from workloads.engines import checkpoint
 
     path = tmp_path / "last.pt"
     checkpoint.save(path, "f" * 16 if damage == "another run" else RUN_ID, _state(), {"epoch": 1})

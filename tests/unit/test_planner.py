@@ -26,7 +26,7 @@ from orchestrator.planning.plan import Action, Plan
 from orchestrator.workspace import Workspace
 from workloads import registry
 from workloads.contract import State
-from workloads.provenance import code_digest
+from workloads.provenance.software import code_digest
 
 ROOT = Path(__file__).parents[2]
 EIGHTEEN = """

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from workloads.contract import Execution, Expectation, RunResult, RunSpec, State, TrainConfig
-from workloads.entry import ExitCode
-from workloads.rundir import RunDir, read_events, read_json, write_json
+from workloads.files.event_log import read_events
+from workloads.files.json_file import read_json, write_json
+from workloads.files.run_dir import RunDir
+from workloads.job.entry import ExitCode
 
 BLOCK = """
 import sys
-from workloads.entry import run
+from workloads.job.entry import run
 run(sys.argv[1], 1)
 loaded = sorted({"torch", "numpy", "sklearn"} & set(sys.modules))
 assert not loaded, loaded

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import workloads
-from workloads import provenance
+from workloads.provenance import job_facts, software
 
-PRINT_DIGEST = "import workloads.provenance as p; print(p.code_digest())"
+PRINT_DIGEST = "import workloads.provenance.software as p; print(p.code_digest())"
 
 
 def _digest_of(folder: Path) -> str:
@@ -35,14 +35,14 @@ def test_code_digest_sees_every_source_and_nothing_else(tmp_path: Path) -> None:
 
 def test_packages_digest_sees_what_may_change_a_measurement() -> None:
     versions = {"torch": "2.6.0", "rich": "13.7"}
-    assert provenance.packages_digest(versions) == provenance.packages_digest(versions | {"rich": "14.0"})
-    assert provenance.packages_digest(versions) != provenance.packages_digest(versions | {"torch": "2.6.1"})
-    assert provenance.packages_digest(versions) != provenance.packages_digest(versions | {"timm": "1.0"})
-    assert provenance.canonical_name("Scikit_Learn") == "scikit-learn"
+    assert software.packages_digest(versions) == software.packages_digest(versions | {"rich": "14.0"})
+    assert software.packages_digest(versions) != software.packages_digest(versions | {"torch": "2.6.1"})
+    assert software.packages_digest(versions) != software.packages_digest(versions | {"timm": "1.0"})
+    assert software.canonical_name("Scikit_Learn") == "scikit-learn"
 
 
 def test_what_is_collected_is_evidence() -> None:
-    found = provenance.collect("c0de")
+    found = job_facts.collect("c0de")
     assert found["code_digest"] == "c0de"
     assert found["packages"]["submitit"] and found["python"] and found["cores"] >= 1
     assert found["git"] is None or len(found["git"]["commit"]) == 40
@@ -50,7 +50,7 @@ def test_what_is_collected_is_evidence() -> None:
 
 def test_process_age_counts_from_the_start_of_the_interpreter() -> None:
     """Time before the first line of Python counts too, and the clock runs."""
-    code = "import time; time.sleep(0.5); from workloads.provenance import process_age_s as a; print(a())"
+    code = "import time; time.sleep(0.5); from workloads.measurement.timing import process_age_s as a; print(a())"
     started = time.monotonic()
     age = float(subprocess.check_output([sys.executable, "-c", code], text=True))
     assert 0.5 <= age <= time.monotonic() - started + 0.02
@@ -58,11 +58,11 @@ def test_process_age_counts_from_the_start_of_the_interpreter() -> None:
 
 def test_installed_packages_are_those_that_their_metadata_names() -> None:
     """Told from folder names alone, and equal to what reading every metadata file says; of several the first counts."""
-    found = provenance.installed_packages()
+    found = software.installed_packages()
     named: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         if distribution.metadata["Name"]:
-            named.setdefault(provenance.canonical_name(distribution.metadata["Name"]), distribution.version)
+            named.setdefault(software.canonical_name(distribution.metadata["Name"]), distribution.version)
     assert named
     for name, version in named.items():
         assert found[name] == version

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from workloads import rendezvous
 from workloads.errors import JobError
-from workloads.world import World
+from workloads.job import rendezvous
+from workloads.job.world import World
 
 RANK_1 = World.from_environment(
     {

@@ -22,8 +22,10 @@ from orchestrator.tracking import tracker
 from orchestrator.tracking.assess import Outlook, limits, outlooks
 from orchestrator.tracking.recovery import Action, Decision, FailureClass
 from orchestrator.workspace import Workspace
-from workloads.contract import Execution, Expectation, RunSpec, State, TrainConfig
-from workloads.rundir import AttemptDir, EventLog, RunDir, read_json
+from workloads.contract import Execution, Expectation, Hardware, RunSpec, State, TrainConfig
+from workloads.files.event_log import EventLog
+from workloads.files.json_file import read_json
+from workloads.files.run_dir import AttemptDir, RunDir
 
 GB = 2**30
 SHAPE: dict[str, Any] = {
@@ -82,7 +84,7 @@ class Campaign:
         self.store, self.workspace, self.carrier = store, workspace, carrier
 
     def send(self, *, retries: int = 0, seed: int = 0, shape: dict[str, Any] = SHAPE) -> RunDir:
-        train = TrainConfig(model="cnn", dataset="digits", strategy="probe", hardware="a100:2", cpus=6, seed=seed)
+        train = TrainConfig(model="cnn", dataset="digits", strategy="probe", hardware=Hardware("a100", 2), cpus=6, seed=seed)
         spec = RunSpec(
             run_id=train.run_id(),
             label=f"probe-s{seed}",

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from workloads.contract import Execution, Expectation, RunResult, RunSpec, State, TrainConfig
-from workloads.rundir import EventLog, RunDir, read_events, read_json, run_dirs, write_json
+from workloads.contract import Execution, Expectation, Hardware, RunResult, RunSpec, State, TrainConfig
+from workloads.files.event_log import EventLog, read_events
+from workloads.files.json_file import read_json, write_json
+from workloads.files.run_dir import RunDir, run_dirs
 
 RUN_ID = "a9ff36a397d39cd3"
 
@@ -64,7 +66,7 @@ def test_a_result_of_another_run_or_attempt_is_refused(tmp_path: Path) -> None:
 
 def test_an_edited_spec_is_not_the_run_any_more(tmp_path: Path) -> None:
     """Its directory would hold what another learning rate learned."""
-    train = TrainConfig(model="cnn", dataset="digits", strategy="eager", hardware="cpu:1", cpus=1)
+    train = TrainConfig(model="cnn", dataset="digits", strategy="eager", hardware=Hardware("cpu", 1), cpus=1)
     run = RunDir.of(tmp_path, train.run_id())
     run.path.mkdir(parents=True)
     spec = RunSpec(
@@ -144,7 +146,7 @@ def test_a_half_line_is_left_for_later_and_its_successor_starts_a_line_of_its_ow
 def test_events_written_before_kill_9_are_there(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     code = (
-        "import os, signal, sys; from pathlib import Path; from workloads.rundir import EventLog;"
+        "import os, signal, sys; from pathlib import Path; from workloads.files.event_log import EventLog;"
         "log = EventLog(Path(sys.argv[1])); log.write('epoch', epoch=1); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], check=False)

@@ -15,8 +15,9 @@ from orchestrator.backends.slurm.array_job import Fate, fate, job_id_in
 from orchestrator.backends.slurm.commands import Answer
 from orchestrator.backends.slurm.status import Phase
 from tests.unit.slurm_fakes import Fakes
-from workloads import slurm_start
-from workloads.rundir import AttemptDir, RunDir, write_json
+from workloads.files.json_file import write_json
+from workloads.files.run_dir import AttemptDir, RunDir
+from workloads.job import slurm_owner
 
 
 @pytest.fixture
@@ -172,28 +173,28 @@ class TestClaim:
 
     def test_the_first_job_has_it_on_all_ranks(self, attempt: AttemptDir) -> None:
         for rank in ("0", "1"):
-            assert slurm_start.claim(attempt, self.JOB | {"SLURM_PROCID": rank}) == ""
+            assert slurm_owner.claim(attempt, self.JOB | {"SLURM_PROCID": rank}) == ""
         other = self.JOB | {"SLURM_ARRAY_JOB_ID": "8"}
-        assert slurm_start.claim(attempt, other) == "job 7_2 has started it, and this is job 8_2"
+        assert slurm_owner.claim(attempt, other) == "job 7_2 has started it, and this is job 8_2"
         assert json.loads(attempt.owner.read_text())["job_id"] == "7_2"
 
     def test_a_requeued_job_takes_away_what_its_first_start_left(self, attempt: AttemptDir) -> None:
-        assert slurm_start.claim(attempt, self.JOB) == ""
+        assert slurm_owner.claim(attempt, self.JOB) == ""
         write_json(attempt.exit, {"state": "node_fail"})
-        assert slurm_start.claim(attempt, self.JOB | {"SLURM_RESTART_COUNT": "1"}) == ""
+        assert slurm_owner.claim(attempt, self.JOB | {"SLURM_RESTART_COUNT": "1"}) == ""
         assert not attempt.exit.exists()
 
     def test_what_was_cancelled_does_not_start(self, attempt: AttemptDir) -> None:
         write_json(attempt.exit, {"state": "cancelled"})
-        assert "cancelled before it started" in slurm_start.claim(attempt, self.JOB)
+        assert "cancelled before it started" in slurm_owner.claim(attempt, self.JOB)
         assert not attempt.owner.exists()
 
     def test_a_job_whose_attempt_was_taken_over_does_nothing(self, attempt: AttemptDir) -> None:
         """A scheduler started it again after all, when a later attempt was on its way already."""
-        assert slurm_start.claim(attempt, self.JOB) == ""
+        assert slurm_owner.claim(attempt, self.JOB) == ""
         RunDir(attempt.path.parents[1]).attempt(10).create()
-        assert slurm_start.claim(attempt, self.JOB | {"SLURM_RESTART_COUNT": "1"}) == "attempt 10 has taken over"
+        assert slurm_owner.claim(attempt, self.JOB | {"SLURM_RESTART_COUNT": "1"}) == "attempt 10 has taken over"
 
     def test_outside_of_slurm_there_is_nothing_to_claim(self, attempt: AttemptDir) -> None:
-        assert slurm_start.claim(attempt, {}) == "" and slurm_start.facts({}) == {}
+        assert slurm_owner.claim(attempt, {}) == "" and slurm_owner.facts({}) == {}
         assert os.listdir(attempt.job_folder) == []

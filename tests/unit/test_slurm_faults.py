@@ -21,10 +21,11 @@ from orchestrator.errors import OperationError
 from orchestrator.submission.submitter import Submitted
 from orchestrator.workspace import Workspace
 from tests.unit.slurm_fakes import Fakes
-from workloads.contract import Execution, Expectation, RunSpec, State, TrainConfig
-from workloads.rundir import AttemptDir, jobs_folder, write_json
+from workloads.contract import Execution, Expectation, Hardware, RunSpec, State, TrainConfig
+from workloads.files.json_file import write_json
+from workloads.files.run_dir import AttemptDir, jobs_folder
 
-TRAIN = TrainConfig(model="cnn", dataset="digits", strategy="probe", hardware="cpu:1", cpus=1)
+TRAIN = TrainConfig(model="cnn", dataset="digits", strategy="probe", hardware=Hardware("cpu", 1), cpus=1)
 
 
 class Watched:

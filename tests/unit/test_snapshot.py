@@ -18,10 +18,11 @@ from orchestrator.environment import snapshot
 from orchestrator.environment.snapshot import Experiment
 from orchestrator.errors import InputError, OperationError
 from orchestrator.submission import submitter
-from workloads import frozen, provenance, registry
-from workloads.contract import TrainConfig
+from workloads import registry
+from workloads.contract import Hardware, TrainConfig
 from workloads.errors import CodeChangedError
-from workloads.frozen import Manifest
+from workloads.provenance import code_snapshot, software
+from workloads.provenance.code_snapshot import Manifest
 
 
 @pytest.fixture
@@ -171,28 +172,28 @@ def test_the_experiment_is_kept_with_what_replaced_its_keys(tmp_path: Path, plug
 def test_a_job_finds_what_was_submitted(tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the PYTHONPATH it is given, everything comes from the copies, and the result says so."""
     runs, name = tmp_path / "runs", name_of(tmp_path)
-    monkeypatch.setattr(sys, "path", [frozen.path_first(runs, name, ""), *sys.path])
+    monkeypatch.setattr(sys, "path", [code_snapshot.pythonpath(runs, name, ""), *sys.path])
     manifest = Manifest.read(runs, name)
     folder = manifest.code_folder(runs)
-    assert frozen.path_first(runs, name, "/more") == f"{folder}:/more"
-    assert frozen.path_first(runs, "gone", "/more") == "/more" and frozen.path_first(runs, "", "") == ""
+    assert code_snapshot.pythonpath(runs, name, "/more") == f"{folder}:/more"
+    assert code_snapshot.pythonpath(runs, "gone", "/more") == "/more" and code_snapshot.pythonpath(runs, "", "") == ""
     monkeypatch.delitem(sys.modules, "frosty_ways", raising=False)
     without_ours = Manifest(**{**manifest.to_json(), "frozen": {"frosty_ways": manifest.frozen["frosty_ways"]}})
     monkeypatch.setattr(Manifest, "read", lambda *_: without_ours)
-    told = frozen.check(runs, name, thorough=True)
+    told = code_snapshot.check(runs, name, thorough=True)
     assert told["snapshot"]["id"] == name and list(told["snapshot"]["frozen"]) == ["frosty_ways"]
 
 
 def test_a_job_that_nobody_submitted_is_not_compared(tmp_path: Path) -> None:
-    """python -m workloads.entry by hand."""
-    assert frozen.check(tmp_path, "", thorough=True) == {} and frozen.unfrozen(tmp_path, "") == []
+    """python -m workloads.job.entry by hand."""
+    assert code_snapshot.check(tmp_path, "", thorough=True) == {} and code_snapshot.imported_outside(tmp_path, "") == []
 
 
 def test_a_job_whose_path_was_replaced_is_refused(tmp_path: Path, plugin: Path) -> None:
     """A prologue or container that drops PYTHONPATH would measure what is there now."""
     name = name_of(tmp_path)
     with pytest.raises(CodeChangedError, match=r"would be imported from .*, not from the submitted copy") as refused:
-        frozen.check(tmp_path / "runs", name, thorough=False)
+        code_snapshot.check(tmp_path / "runs", name, thorough=False)
     assert "let no prologue, launcher or container replace PYTHONPATH" in refused.value.hint
 
 
@@ -225,7 +226,7 @@ def test_a_job_whose_copies_are_not_what_they_were(
     name = name_of(tmp_path)
     damage(tmp_path, plugin)
     with pytest.raises(CodeChangedError, match=message) as refused:
-        frozen.check(tmp_path / "runs", name, thorough=True)
+        code_snapshot.check(tmp_path / "runs", name, thorough=True)
     assert refused.value.failure_class == "code_changed"
     assert "orchestrate submit sends it again" in refused.value.hint and refused.value.where
 
@@ -233,27 +234,27 @@ def test_a_job_whose_copies_are_not_what_they_were(
 @pytest.fixture
 def nothing_copied(tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything counts as installed."""
-    monkeypatch.setattr(frozen, "in_source_tree", lambda _location: False)
+    monkeypatch.setattr(code_snapshot, "in_source_tree", lambda _location: False)
 
 
 @pytest.mark.usefixtures("nothing_copied")
 def test_versions_of_measured_packages_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version, one that came and one that went are named; packages that do not count are passed over."""
     name = name_of(tmp_path, numpy="2.0", torch="2.6", rich="13")
-    monkeypatch.setattr(provenance, "installed_packages", lambda: {"numpy": "2.1", "timm": "1.0", "rich": "14"})
+    monkeypatch.setattr(software, "installed_packages", lambda: {"numpy": "2.1", "timm": "1.0", "rich": "14"})
     with pytest.raises(CodeChangedError) as refused:
-        frozen.check(tmp_path / "runs", name, thorough=True)
+        code_snapshot.check(tmp_path / "runs", name, thorough=True)
     assert refused.value.why == "numpy 2.0 then, 2.1 now; timm not there then, 1.0 now; torch 2.6 then, not there now"
     assert "orchestrate retry" in refused.value.hint
-    monkeypatch.setattr(provenance, "installed_packages", lambda: {"numpy": "2.0", "torch": "2.6"})
-    assert frozen.check(tmp_path / "runs", name, thorough=True)
+    monkeypatch.setattr(software, "installed_packages", lambda: {"numpy": "2.0", "torch": "2.6"})
+    assert code_snapshot.check(tmp_path / "runs", name, thorough=True)
 
 
 @pytest.mark.usefixtures("nothing_copied")
 def test_an_interpreter_that_could_not_be_asked_is_not_compared(tmp_path: Path) -> None:
     """Nothing is known of it; of another one, something may be."""
     name = snapshot.take(tmp_path / "runs", {sys.executable: {}, "/other/python": {"numpy": "0.1"}})
-    assert frozen.check(tmp_path / "runs", name, thorough=True)
+    assert code_snapshot.check(tmp_path / "runs", name, thorough=True)
 
 
 @pytest.mark.usefixtures("nothing_copied")
@@ -261,13 +262,13 @@ def test_an_installed_package_is_compared_by_content(tmp_path: Path, plugin: Pat
     """An edit counts; files that are no code do not, nor does a plug-in that jobs do not have."""
     name = name_of(tmp_path)
     (plugin / "notes.txt").write_text("x")
-    assert frozen.check(tmp_path / "runs", name, thorough=True)["snapshot"]["frozen"] == {}
+    assert code_snapshot.check(tmp_path / "runs", name, thorough=True)["snapshot"]["frozen"] == {}
     (plugin / "__init__.py").write_text("A = 2\n")
     with pytest.raises(CodeChangedError, match="frosty_ways: the installed package frosty_ways is not the one"):
-        frozen.check(tmp_path / "runs", name, thorough=True)
+        code_snapshot.check(tmp_path / "runs", name, thorough=True)
     (plugin / "__init__.py").unlink()
     plugin.rename(tmp_path / "away")
-    assert frozen.check(tmp_path / "runs", name, thorough=True), "what is not there cannot be measured"
+    assert code_snapshot.check(tmp_path / "runs", name, thorough=True), "what is not there cannot be measured"
 
 
 def test_what_escaped_the_snapshot_is_told(tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,9 +284,9 @@ def test_what_escaped_the_snapshot_is_told(tmp_path: Path, plugin: Path, monkeyp
     linked = type(sys)("frosty_site")
     linked.__file__ = str(library / "frosty_site.py")
     monkeypatch.setitem(sys.modules, "frosty_site", linked)
-    assert "frosty_site" in frozen.unfrozen(tmp_path / "runs", "some")
+    assert "frosty_site" in code_snapshot.imported_outside(tmp_path / "runs", "some")
     monkeypatch.setattr(os, "__file__", str(library / "os.py"))
-    escaped = frozen.unfrozen(tmp_path / "runs", "some")
+    escaped = code_snapshot.imported_outside(tmp_path / "runs", "some")
     assert "frosty_escape" in escaped and not {"numpy", "json", "pytest", "frosty_site"} & set(escaped)
 
 
@@ -317,7 +318,7 @@ def test_a_snapshot_that_is_gone_is_not_kept(tmp_path: Path, plugin: Path) -> No
 
 def test_a_manifest_of_another_version(tmp_path: Path) -> None:
     """Unknown keys are no manifest; a job would say that the code is gone."""
-    place = frozen.place(tmp_path, "abc")
+    place = code_snapshot.snapshot_folder(tmp_path, "abc")
     place.mkdir(parents=True)
     (place / "manifest.json").write_text('{"code": "", "new": 1}')
     with pytest.raises(ValueError, match="not a manifest of this version"):
@@ -334,17 +335,17 @@ def test_a_runs_folder_that_pythonpath_cannot_name(tmp_path: Path) -> None:
 
 def test_places_that_people_edit() -> None:
     """A checkout is one; the standard library and what installers put somewhere are not."""
-    assert frozen.in_source_tree(Path("/home/somebody/project/package"))
-    assert not frozen.in_source_tree(Path("/home/somebody/project/.venv/lib/python3.12/site-packages/package"))
-    assert not frozen.in_source_tree(Path("/usr/lib/python3/dist-packages/package"))
-    assert not frozen.in_source_tree(Path(os.path.realpath(os.__file__)))
+    assert code_snapshot.in_source_tree(Path("/home/somebody/project/package"))
+    assert not code_snapshot.in_source_tree(Path("/home/somebody/project/.venv/lib/python3.12/site-packages/package"))
+    assert not code_snapshot.in_source_tree(Path("/usr/lib/python3/dist-packages/package"))
+    assert not code_snapshot.in_source_tree(Path(os.path.realpath(os.__file__)))
 
 
 @pytest.fixture
 def digests(plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], tuple[str, str]]]:
     """Of a run that uses the plug-in, and of one that does not."""
     (plugin / "__init__.py").write_text("class D:\n    name = 'frosty'\n")
-    users = TrainConfig(model="cnn", dataset="digits", strategy="frosty", hardware="cpu:1", cpus=1)
+    users = TrainConfig(model="cnn", dataset="digits", strategy="frosty", hardware=Hardware("cpu", 1), cpus=1)
 
     def ask() -> tuple[str, str]:
         for cached in (snapshot._code_digest, registry._packages):
@@ -363,7 +364,7 @@ def test_the_digest_of_a_run_s_code_sees_its_plug_ins_and_no_others(
     """What makes results stale: an edit of a plug-in, and of what it imports. What is never copied does not count, nor
     does the copy of a submission."""
     before = digests()
-    assert before[0] != before[1] == provenance.code_digest()
+    assert before[0] != before[1] == software.code_digest()
     (plugin / "build").mkdir()
     (plugin / "build" / "left.py").write_text("B = 1\n")
     (plugin / "gone.py").symlink_to("/nowhere/x.py")
@@ -395,7 +396,7 @@ def test_a_job_with_plug_ins_tells_the_code_that_was_submitted_and_checked(
     digests()
     submitted = {"code_digest": "c0de", "snapshot": "5a9"}
     with_plugin = dataclasses.replace(campaign.spec(strategy="frosty"), **submitted)
-    assert frozen.digest_of_run(with_plugin) == "c0de"
-    own = provenance.code_digest()
-    assert frozen.digest_of_run(dataclasses.replace(with_plugin, snapshot="")) == own
-    assert frozen.digest_of_run(dataclasses.replace(campaign.spec(), **submitted)) == own
+    assert code_snapshot.run_code_digest(with_plugin) == "c0de"
+    own = software.code_digest()
+    assert code_snapshot.run_code_digest(dataclasses.replace(with_plugin, snapshot="")) == own
+    assert code_snapshot.run_code_digest(dataclasses.replace(campaign.spec(), **submitted)) == own

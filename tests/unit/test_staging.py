@@ -18,11 +18,12 @@ import pytest
 
 from orchestrator.cluster import profiles, render, resources
 from orchestrator.errors import ClusterError
-from workloads import registry, staging
-from workloads.contract import Execution, TrainConfig
+from workloads import registry
+from workloads.contract import Execution, Hardware, TrainConfig
 from workloads.engines import settings
 from workloads.errors import DatasetError
-from workloads.job import Interrupted, Job
+from workloads.job import staging
+from workloads.job.context import Interrupted, Job
 
 IMAGES = registry.find(registry.datasets(), "imagefolder/pets")
 assert IMAGES is not None
@@ -55,7 +56,7 @@ def root(tmp_path: Path) -> Path:
 
 def job(root: Path | None, dataset: str = "imagefolder/pets") -> Job:
     """As much of a job as staging sees."""
-    train = TrainConfig(model="cnn", dataset=dataset, strategy="eager", hardware="cpu:1", cpus=1)
+    train = TrainConfig(model="cnn", dataset=dataset, strategy="eager", hardware=Hardware("cpu", 1), cpus=1)
     told: list[dict[str, Any]] = []
     return cast(
         Job,
@@ -304,7 +305,7 @@ stage = "{stage}"
 def test_the_cluster_file_says_where_and_the_node_knows_what_its_variables_are() -> None:
     """$TMPDIR reaches the job as it stands; {user} is known here."""
     profile = profiles.parse_file(PROFILE.format(stage="$TMPDIR"), "c")["lab"]
-    train = TrainConfig(model="cnn", dataset="mnist", strategy="probe", hardware="cpu:1", cpus=1)
+    train = TrainConfig(model="cnn", dataset="mnist", strategy="probe", hardware=Hardware("cpu", 1), cpus=1)
     strategy = registry.strategies()["probe"]
     shape = resources.shape(train, Execution(), strategy, profile, None)
     assert not isinstance(shape, str)

@@ -13,7 +13,8 @@ from db.engine import Store, open_store
 from db.ingest import collect
 from db.submissions import Intent, Mark, histories, live, mark, mark_all, record_intents
 from workloads.contract import State
-from workloads.rundir import RunDir, write_json
+from workloads.files.json_file import write_json
+from workloads.files.run_dir import RunDir
 
 
 def _intend(store: Store, campaign: Any, *specs: Any, **options: Any) -> list[Intent]:

@@ -17,10 +17,10 @@ from orchestrator.backends.base import Delivery
 from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord
 from orchestrator.parallel_io import AT_A_TIME, FEW, for_each
 from orchestrator.tracking import tracker
-from workloads.arrays import lay_out, specs_file
 from workloads.contract import State
-from workloads.rundir import read_json
-from workloads.specs import packed, unpacked
+from workloads.files.array_record import create_run_folders, specs_file
+from workloads.files.json_file import read_json
+from workloads.files.packed_specs import pack_specs, unpack_specs
 
 
 def test_each_item_is_worked_on_once_and_several_at_a_time() -> None:
@@ -63,10 +63,10 @@ def test_an_array_is_two_files_until_its_tasks_are_laid_out(campaign: Any) -> No
     folder, record = _begin(campaign, deliveries)
     assert [path.name for path in campaign.runs.iterdir()] == ["jobs"]
     assert sorted(path.name for path in folder.of(record).iterdir()) == ["array.json", "specs.json"]
-    assert lay_out(folder.of(record), [1]) == [deliveries[1].attempt]
+    assert create_run_folders(folder.of(record), [1]) == [deliveries[1].attempt]
     assert not deliveries[0].attempt.path.exists(), "only who starts"
     record = folder.write(replace(record, job_id="77", partition="htc"))
-    lay_out(folder.of(record), [0, 1])
+    create_run_folders(folder.of(record), [0, 1])
     for number, (delivery, job_id) in enumerate(zip(deliveries, ["77_0", None], strict=True)):
         run = delivery.run
         assert run.read_spec() == delivery.spec
@@ -80,7 +80,9 @@ def test_tasks_of_an_array_are_laid_out_by_many_at_once(campaign: Any) -> None:
     deliveries = [_delivery(campaign, 0)]
     folder, record = _begin(campaign, deliveries)
     with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(lambda _: lay_out(folder.of(record), [0])[0], range(64))) == {deliveries[0].attempt}
+        assert set(pool.map(lambda _: create_run_folders(folder.of(record), [0])[0], range(64))) == {
+            deliveries[0].attempt
+        }
     attempt = deliveries[0].attempt
     assert sorted(path.name for path in attempt.path.iterdir()) == ["job", "submission.json"]
     assert sorted(path.name for path in attempt.path.parents[1].iterdir()) == ["attempts", "spec.json"]
@@ -94,7 +96,7 @@ def test_a_late_start_leaves_the_spec_of_a_later_attempt_alone(campaign: Any) ->
     run = early.run
     later = Delivery("t", campaign.runs, more_time, 2, {}, {"attempt": 2})
     later.introduce()
-    lay_out(folder.of(record), [0])
+    create_run_folders(folder.of(record), [0])
     assert run.read_spec() == more_time
 
 
@@ -129,11 +131,11 @@ def test_specs_of_many_runs_come_back_as_they_were(campaign: Any) -> None:
     """What differs in one of them, what is the same in all, texts of any kind, and one alone."""
     specs = [campaign.spec(seed=seed, label='é\n"', strategy_options={"stages": (1, 2)}) for seed in range(3)]
     specs += [replace(specs[0], execution=replace(specs[0].execution, mem_bytes=5)), campaign.spec(model="mlp")]
-    assert unpacked(packed(specs)) == specs and unpacked(packed(specs[:1])) == specs[:1]
-    assert unpacked(packed(specs), [4, 0]) == [specs[4], specs[0]]
-    assert packed(specs[:3]).count(b"train.model") == 1
+    assert unpack_specs(pack_specs(specs)) == specs and unpack_specs(pack_specs(specs[:1])) == specs[:1]
+    assert unpack_specs(pack_specs(specs), [4, 0]) == [specs[4], specs[0]]
+    assert pack_specs(specs[:3]).count(b"train.model") == 1
     mixed = [replace(specs[0], train=replace(specs[0].train, lr=lr)) for lr in (1, 1.0)]
-    assert [type(spec.train.lr) for spec in unpacked(packed(mixed))] == [int, float]
+    assert [type(spec.train.lr) for spec in unpack_specs(pack_specs(mixed))] == [int, float]
 
 
 @pytest.mark.parametrize(
@@ -141,4 +143,4 @@ def test_specs_of_many_runs_come_back_as_they_were(campaign: Any) -> None:
 )
 def test_a_damaged_file_of_specs_is_told(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"Expecting value|not a file of specs|argument"):
-        unpacked(content)
+        unpack_specs(content)

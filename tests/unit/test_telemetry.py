@@ -14,10 +14,10 @@ import pytest
 
 from db.engine import open_store
 from orchestrator.cli import run
-from workloads import telemetry
 from workloads.contract import RunResult
 from workloads.engines.training import Training
-from workloads.telemetry import Figures, Sampler, over_attempts, over_nodes
+from workloads.measurement import telemetry
+from workloads.measurement.telemetry import GpuUsage, Sampler, combine_attempts, combine_nodes
 
 NVML = """
 class NVMLError(Exception):
@@ -133,9 +133,9 @@ def test_without_nvml_the_result_says_why(nvml: Any, gpus: list[str], broken: bo
     log = _Log()
     with Sampler(gpus, lambda: "train", log.write) as sampler:
         figures = sampler.figures()
-    assert figures == Figures(problem=why) and not log.events
+    assert figures == GpuUsage(problem=why) and not log.events
     result = RunResult(run_id="r", attempt=1, state="succeeded")
-    over_nodes([figures]).tell(result)
+    combine_nodes([figures]).tell(result)
     assert (result.telemetry, result.energy_j) == (why, None)
 
 
@@ -146,19 +146,21 @@ def test_without_the_package_the_result_says_so(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_figures_of_nodes_and_attempts_add_up() -> None:
-    one = Figures(gpus=1, samples=10, utilization_pct=80.0, power_w=300.0, energy_j=1000.0, memory_used_bytes=5)
-    other = Figures(gpus=3, samples=10, utilization_pct=40.0, power_w=900.0, energy_j=2000.0, memory_used_bytes=7)
-    together = Figures(gpus=4, samples=10, utilization_pct=50.0, power_w=1200.0, energy_j=3000.0, memory_used_bytes=7)
-    assert over_nodes([one, other]) == together
-    later = Figures(gpus=4, samples=30, utilization_pct=90.0, power_w=1600.0, energy_j=500.0, memory_used_bytes=6)
-    assert over_attempts(together, later) == Figures(
+    one = GpuUsage(gpus=1, samples=10, utilization_pct=80.0, power_w=300.0, energy_j=1000.0, memory_used_bytes=5)
+    other = GpuUsage(gpus=3, samples=10, utilization_pct=40.0, power_w=900.0, energy_j=2000.0, memory_used_bytes=7)
+    together = GpuUsage(gpus=4, samples=10, utilization_pct=50.0, power_w=1200.0, energy_j=3000.0, memory_used_bytes=7)
+    assert combine_nodes([one, other]) == together
+    later = GpuUsage(gpus=4, samples=30, utilization_pct=90.0, power_w=1600.0, energy_j=500.0, memory_used_bytes=6)
+    assert combine_attempts(together, later) == GpuUsage(
         gpus=4, samples=40, utilization_pct=80.0, power_w=1500.0, energy_j=3500.0, memory_used_bytes=7
     )
-    without = Figures(problem="no GPUs")
-    assert over_nodes([one, without]) == without == over_attempts(without, later) == over_attempts(later, without)
-    assert over_attempts(None, later) is later
+    without = GpuUsage(problem="no GPUs")
+    assert (
+        combine_nodes([one, without]) == without == combine_attempts(without, later) == combine_attempts(later, without)
+    )
+    assert combine_attempts(None, later) is later
     short = dataclasses.replace(later, samples=0, utilization_pct=None, power_w=None)
-    assert over_attempts(together, short).utilization_pct == 50.0, (
+    assert combine_attempts(together, short).utilization_pct == 50.0, (
         "an attempt too short for a sample takes nothing away"
     )
 

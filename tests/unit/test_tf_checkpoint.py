@@ -9,8 +9,8 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
-from workloads.checkpoint import DamagedCheckpointError  # noqa: E402
 from workloads.engines import tf_checkpoint  # noqa: E402
+from workloads.engines.checkpoint import DamagedCheckpointError  # noqa: E402
 
 
 def _saved(path: Path) -> dict[str, Any]:

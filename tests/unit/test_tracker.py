@@ -19,10 +19,11 @@ from orchestrator.backends.processes import Host
 from orchestrator.backends.slurm.records import Site, SiteFolder
 from orchestrator.submission import submitter
 from orchestrator.tracking import tracker
-from workloads.contract import Execution, Expectation, RunSpec, State, TrainConfig
-from workloads.rundir import AttemptDir, RunDir, write_json
+from workloads.contract import Execution, Expectation, Hardware, RunSpec, State, TrainConfig
+from workloads.files.json_file import write_json
+from workloads.files.run_dir import AttemptDir, RunDir
 
-TRAIN = TrainConfig(model="cnn", dataset="digits", strategy="eager", hardware="cpu:1", cpus=1)
+TRAIN = TrainConfig(model="cnn", dataset="digits", strategy="eager", hardware=Hardware("cpu", 1), cpus=1)
 
 
 class Folder:

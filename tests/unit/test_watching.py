@@ -33,7 +33,8 @@ from orchestrator.tracking.status_summary import Overview
 from orchestrator.tracking.tracker import Progress, RunStatus
 from orchestrator.workspace import Workspace
 from workloads.contract import State
-from workloads.rundir import RunDir, write_json
+from workloads.files.json_file import write_json
+from workloads.files.run_dir import RunDir
 
 
 def run(label: str, state: State, message: str = "", *, attempt: int = 1, **progress: Any) -> RunStatus:

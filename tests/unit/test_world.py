@@ -13,7 +13,7 @@ import pytest
 
 from workloads.contract import Expectation
 from workloads.errors import WrongHardwareError
-from workloads.world import Gpu, Launcher, World, check, check_distinct, tasks_per_node, visible_gpus
+from workloads.job.world import Gpu, Launcher, World, check, check_distinct, tasks_per_node, visible_gpus
 
 SLURM_STEP = {
     "SLURM_JOB_ID": "71",
@@ -174,6 +174,6 @@ def test_gpus_that_cannot_be_asked_for_are_unknown(tmp_path: Path) -> None:
 
 def test_the_check_needs_no_framework() -> None:
     """Importing the entry and the world imports no framework: wrong hardware fails before that cost."""
-    code = "import json, sys, workloads.entry; print(json.dumps(sorted(sys.modules)))"
+    code = "import json, sys, workloads.job.entry; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert not {"torch", "torchvision", "timm", "sklearn", "numpy"} & set(json.loads(done.stdout))

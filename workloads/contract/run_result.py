@@ -97,7 +97,7 @@ class RunResult:
     batch_norm_treatment: str | None = None
     """How the strategy treated batch norm (``per_rank``, ``whole_batch``, ``frozen``, ...)."""
     provenance: dict[str, Any] = field(default_factory=dict)
-    """Commit, packages, driver, node, script: see ``workloads.provenance``."""
+    """Commit, packages, driver, node, script: see ``workloads.provenance.job_facts``."""
     started_at: str | None = None
     """UTC, ISO 8601."""
     ended_at: str | None = None

@@ -33,7 +33,7 @@ EXECUTION_KEYS: frozenset[str] = frozenset({"time_limit", "mem", "checkpoint_eve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What the job must find when it starts, in numbers; checked in ``workloads.world`` within seconds."""
+    """What the job must find when it starts, in numbers; checked in ``workloads.job.world`` within seconds."""
 
     ranks: int
     """World size."""
@@ -68,7 +68,7 @@ class RunSpec:
     code_digest: str = ""
     """Digest of the ``workloads`` package at submit."""
     snapshot: str = ""
-    """Name of the code that was submitted, see ``workloads.frozen``; empty before that."""
+    """Name of the code that was submitted, see ``workloads.provenance.code_snapshot``; empty before that."""
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -18,8 +18,8 @@ from workloads.contract import TrainConfig
 from workloads.datasets.downloads import Published, fetch, writing
 from workloads.datasets.images import ImageData, Split, statistics
 from workloads.errors import DatasetError
+from workloads.files.json_file import write_bytes
 from workloads.registry import DatasetDeclaration, DatasetShape, Problem
-from workloads.rundir import write_bytes
 
 if TYPE_CHECKING:
     import numpy as np

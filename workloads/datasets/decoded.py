@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from workloads.datasets.files import LOCK_WAIT_S, in_threads, sha256
 from workloads.datasets.images import decode, statistics
 from workloads.datasets.manifest import Entry, Listing, Summary, building, cache_folders
-from workloads.rundir import read_json, write_json
+from workloads.files.json_file import read_json, write_json
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from workloads.datasets.files import held, in_threads, sha256
 from workloads.datasets.images import GRAY_MODES, unreadable
 from workloads.errors import DatasetError
-from workloads.rundir import read_json, write_bytes, write_json
+from workloads.files.json_file import read_json, write_bytes, write_json
 
 VERSION = 1
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})

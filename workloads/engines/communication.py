@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from workloads import rendezvous
-from workloads.job import say
-from workloads.rundir import AttemptDir
-from workloads.world import Launcher, World
+from workloads.files.run_dir import AttemptDir
+from workloads.job import rendezvous
+from workloads.job.context import print_error
+from workloads.job.world import Launcher, World
 
 RENDEZVOUS_TIMEOUT_S = 300
 """Ranks on busy file systems import at very different speed."""
@@ -104,7 +104,7 @@ def _advice_when_slow(on_gpu: bool) -> Iterator[None]:
     advice = f"{socket.gethostname()}: the ranks exchanged nothing for {ADVICE_AFTER_S} s"
     if on_gpu:
         advice += "; if GPUs of this host are joined by PCIe only, try NCCL_P2P_DISABLE=1 in the job's environment"
-    timer = threading.Timer(ADVICE_AFTER_S, say, (advice,))
+    timer = threading.Timer(ADVICE_AFTER_S, print_error, (advice,))
     timer.daemon = True
     timer.start()
     try:

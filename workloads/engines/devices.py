@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from workloads import frozen, provenance, world
-from workloads.contract import Hardware, Topology, TrainConfig
+from workloads.contract import Topology, TrainConfig
 from workloads.engines.communication import Communication
 from workloads.errors import WrongHardwareError
-from workloads.job import Job, say
+from workloads.job import world
+from workloads.job.context import Job, print_error
+from workloads.provenance import code_snapshot, job_facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def choose_device(job: Job) -> torch.device:
     torch.cuda.set_device(device)
     world.check(job.world, expect, cpus=len(os.sched_getaffinity(0)), gpus=_torch_gpus())
     if count < expect.gpus_per_node:
-        say(
+        print_error(
             f"rank {job.world.rank} sees {count} of {expect.gpus_per_node} GPUs: they are bound to tasks, and NCCL may "
             "then be slow or fail for want of peer access; ask for GPUs by node, not by task"
         )
@@ -53,7 +54,7 @@ def choose_device(job: Job) -> torch.device:
 
 def devices_of(device: torch.device, config: TrainConfig, topology: Topology) -> tuple[torch.device, ...]:
     """What this rank computes on: its device, or in a run of one process all devices of the run."""
-    count = Hardware.parse(config.hardware).devices if topology is Topology.ONE_PROCESS else 1
+    count = config.hardware.devices if topology is Topology.ONE_PROCESS else 1
     if device.type == "cpu":
         return (device,) * count
     return (device, *(torch.device("cuda", i) for i in range(count) if i != device.index))
@@ -85,7 +86,7 @@ def describe_world(job: Job, device: torch.device, communication: Communication)
     if own:
         world.check_distinct((r.node, r.device) for r in ranks)
     result = job.result
-    about = provenance.collect(frozen.digest_of_run(job.spec))
+    about = job_facts.collect(code_snapshot.run_code_digest(job.spec))
     result.world_size = job.world.size
     result.device_name = own.name if own else about["cpu_model"]
     result.devices_seen = len({(r.node, u) for r in ranks for u in r.visible}) if gpus else None
@@ -115,7 +116,7 @@ def describe_world(job: Job, device: torch.device, communication: Communication)
         threads=torch.get_num_threads(),
     )
     if job.spec.code_digest and job.spec.code_digest != about["code_digest"]:
-        say(
+        print_error(
             f"the code changed since this run was submitted: {job.spec.code_digest} then, {about['code_digest']} now; "
             "the result carries the digest of what ran"
         )

@@ -12,11 +12,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
 
-from workloads import frozen, provenance, registry, rendezvous
+from workloads import registry
 from workloads.errors import JobError
-from workloads.job import Job, say
-from workloads.rundir import read_json, write_json
-from workloads.world import check_distinct
+from workloads.files.json_file import read_json, write_json
+from workloads.job import rendezvous
+from workloads.job.context import Job, print_error
+from workloads.job.world import check_distinct
+from workloads.measurement import timing
+from workloads.provenance import code_snapshot, job_facts
 
 MEET_TIMEOUT_S = 60.0
 _TICK_S = 0.05
@@ -59,7 +62,7 @@ def train(job: Job) -> None:
     if job.spec.expect.gpus_per_node:
         check_distinct((s.node, _own_device(s, i, seen)) for i, s in enumerate(seen))
     result = job.result
-    about = provenance.collect(frozen.digest_of_run(job.spec))
+    about = job_facts.collect(code_snapshot.run_code_digest(job.spec))
     result.world_size = job.world.size
     result.cpus_seen = len({(s.node, core) for s in seen for core in s.cores})
     result.devices_seen = len({(s.node, device) for s in seen for device in s.devices}) or None
@@ -68,8 +71,8 @@ def train(job: Job) -> None:
     if options["look_at_data"] and job.world.rank == 0:
         _look_at_data(job)
     job.events.write("world", world_size=job.world.size, nodes=job.world.nodes, ranks=[asdict(s) for s in seen])
-    result.startup_s = provenance.process_age_s()
-    job.orders.deferred = True
+    result.startup_s = timing.process_age_s()
+    job.stop_signals.deferred = True
     before = _resume(job, meeting)
     done, times_s = before.epoch, list(before.epoch_times_s)
     job.pulse.epochs = config.epochs
@@ -83,10 +86,10 @@ def train(job: Job) -> None:
         job.pulse.epoch = result.epochs_done = epoch
         if job.world.rank == 0:
             job.events.write("epoch", epoch=epoch, steps=0, epoch_time_s=times_s[-1])
-            total_time_s = before.total_time_s + provenance.process_age_s()
+            total_time_s = before.total_time_s + timing.process_age_s()
             write_json(job.run.checkpoint, asdict(Progress(epoch, times_s, total_time_s)))
             job.events.write("checkpoint", epoch=epoch)
-    job.orders.deferred = False
+    job.stop_signals.deferred = False
     # A success is one of all ranks.
     meeting.exchange(config.epochs)
     meeting.close()
@@ -94,12 +97,12 @@ def train(job: Job) -> None:
     result.train_time_s = sum(times_s)
     result.epoch_time_s = median(times_s[1:] or times_s or [0.0])
     result.peak_memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    result.total_time_s = before.total_time_s + provenance.process_age_s()
+    result.total_time_s = before.total_time_s + timing.process_age_s()
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:
     declaration = registry.strategies()["probe"]
-    return {option.name: option.default for option in declaration.options} | given
+    return declaration.options_with_defaults(given)
 
 
 def _look(job: Job) -> Sight:
@@ -197,7 +200,7 @@ class _Meeting:
             raise self._lost(rank) from error
 
     def _lost(self, rank: int) -> Exception:
-        # In the words by which workloads.entry tells the loss of a peer from a failure of our own.
+        # In the words by which workloads.job.entry tells the loss of a peer from a failure of our own.
         return ConnectionError(f"rank {self._world.rank} lost rank {rank}: Connection closed by peer")
 
 
@@ -215,7 +218,7 @@ def _resume(job: Job, meeting: _Meeting) -> Progress:
 def _wait(job: Job, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while True:
-        job.orders.obey()
+        job.stop_signals.raise_if_stopped()
         job.pulse.beat()
         left = deadline - time.monotonic()
         if left <= 0:
@@ -225,7 +228,7 @@ def _wait(job: Job, seconds: float) -> None:
 
 def _fail(fault: str, most_mb: int, job: Job) -> None:
     """Do what shall go wrong; returns only from taking as much memory as was asked for."""
-    say(f"rank {job.world.rank}: {fault} on purpose")
+    print_error(f"rank {job.world.rank}: {fault} on purpose")
     if fault == "crash":
         raise RuntimeError("crash on purpose")
     if fault == "exit":

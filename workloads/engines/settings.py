@@ -6,12 +6,13 @@ import hashlib
 import math
 from pathlib import Path
 
-from workloads import registry, staging
-from workloads.contract import Hardware, TrainConfig
+from workloads import registry
+from workloads.contract import TrainConfig
 from workloads.datasets.images import ImageData
 from workloads.datasets.sequences import SequenceData
 from workloads.errors import DatasetError, InputError
-from workloads.job import Job
+from workloads.job import staging
+from workloads.job.context import Job
 
 
 def strategy(config: TrainConfig) -> tuple[registry.StrategyDeclaration, registry.Options]:
@@ -19,7 +20,7 @@ def strategy(config: TrainConfig) -> tuple[registry.StrategyDeclaration, registr
     declaration = registry.find(registry.strategies(), config.strategy)
     if declaration is None:
         raise InputError(f"no strategy is named {config.strategy!r} here")
-    return declaration, {o.name: o.default for o in declaration.options} | config.strategy_options
+    return declaration, declaration.options_with_defaults(config.strategy_options)
 
 
 def check_batch_norm(config: TrainConfig, num_train: int) -> None:
@@ -32,8 +33,8 @@ def check_batch_norm(config: TrainConfig, num_train: int) -> None:
         InputError: the strategy cannot train it with these options, or with these batches.
     """
     declaration, options = strategy(config)
-    why = declaration.refuses_batch_norm(options) or declaration.unfit_for_batch_norm(
-        config.to_json(), options, Hardware.parse(config.hardware), num_train
+    why = declaration.unsupported_batch_norm(options) or declaration.unsupported_batches(
+        config.to_json(), options, config.hardware, num_train
     )
     if why:
         raise InputError(
@@ -57,7 +58,7 @@ def model(config: TrainConfig) -> registry.ModelDeclaration:
     declaration = registry.find(registry.models(), config.model)
     if declaration is None:
         raise InputError(f"no model is named {config.model!r} here", hint="is the package that brings it installed?")
-    key, why = declaration.ignored(config.to_json())
+    key, why = declaration.ignored_key(config.to_json())
     if why:
         raise InputError(why, where=f"experiment.toml: {key}", hint="plan and submit again")
     return declaration
@@ -79,7 +80,7 @@ def load_data(job: Job) -> ImageData | SequenceData:
     declaration = registry.find(registry.datasets(), config.dataset)
     if declaration is None:
         raise InputError(f"no data set is named {config.dataset!r} here")
-    if why := declaration.ignored(config.to_json()):
+    if why := declaration.ignored_key(config.to_json()):
         raise InputError(why, where="experiment.toml", hint="plan and submit again")
     data = declaration.load(staging.data_root(job, declaration), config.dataset, config)
     planned = job.spec.dataset_digest
@@ -121,7 +122,7 @@ def image_size(config: TrainConfig, data: ImageData | SequenceData) -> int:
         InputError: the model cannot take that size.
     """
     try:
-        return model(config).fed(config.model, config.image_size, data.size)
+        return model(config).input_size(config.model, config.image_size, data.size)
     except ValueError as error:
         raise InputError(
             str(error), where="experiment.toml: image_size", hint="set image_size to one that fits"

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from workloads.checkpoint import VERSION, DamagedCheckpointError
-from workloads.rundir import write_bytes
+from workloads.engines.checkpoint import VERSION, DamagedCheckpointError
+from workloads.files.json_file import write_bytes
 
 _ABOUT = "about"
 

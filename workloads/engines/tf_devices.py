@@ -7,11 +7,10 @@ import os
 import keras
 import tensorflow as tf
 
-from workloads import frozen, provenance
-from workloads.contract import Hardware
 from workloads.errors import JobError, WrongHardwareError
-from workloads.job import Job
-from workloads.world import visible_gpus
+from workloads.job.context import Job
+from workloads.job.world import visible_gpus
+from workloads.provenance import code_snapshot, job_facts
 
 
 def choose(job: Job) -> tuple[str, ...]:
@@ -20,7 +19,7 @@ def choose(job: Job) -> tuple[str, ...]:
     Raises:
         WrongHardwareError: it sees fewer GPUs than were planned.
     """
-    count = Hardware.parse(job.spec.train.hardware).devices
+    count = job.spec.train.hardware.devices
     if job.spec.expect.gpus_per_node:
         return _gpus(count)
     tf.config.set_visible_devices([], "GPU")
@@ -76,7 +75,7 @@ def describe_world(job: Job, devices: tuple[str, ...], initial_weights: str) -> 
         initial_weights: where they come from: ``torch`` or ``keras``.
     """
     gpus = (visible_gpus() or []) if devices[0].startswith("/GPU") else []
-    about = provenance.collect(frozen.digest_of_run(job.spec))
+    about = job_facts.collect(code_snapshot.run_code_digest(job.spec))
     result = job.result
     result.world_size = job.world.size
     result.device_name = gpus[0].name if gpus else about["cpu_model"]

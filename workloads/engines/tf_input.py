@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from workloads.augment import Augmentation
 from workloads.contract import TrainConfig
 from workloads.datasets.images import ImageData
+from workloads.loaders.augment import Augmentation
 from workloads.loaders.order import epoch_order, subset, training_parts
 from workloads.loaders.protocol import Shard
 

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from workloads import measure, registry
+from workloads import registry
 from workloads.contract import TrainConfig
 from workloads.datasets.images import ImageData
 from workloads.engines import figures, settings
 from workloads.engines.training import Training
 from workloads.errors import InputError
-from workloads.job import Job
+from workloads.job.context import Job
+from workloads.measurement import memory, timing
 
 if TYPE_CHECKING:
     from workloads.engines.tf_input import TfBatch, TfLoader
@@ -176,7 +177,7 @@ class _TensorFlow:
     def gather(self, answer: Answer) -> list[Answer]:
         return [answer]
 
-    def recorder(self, deliver: Callable[[measure.Steps], None]) -> _Recorder:
+    def recorder(self, deliver: Callable[[timing.Steps], None]) -> _Recorder:
         return _Recorder(deliver)
 
     def set_rate(self, rate: float) -> None:
@@ -188,7 +189,7 @@ class _TensorFlow:
     def memory_bytes(self) -> tuple[int, int]:
         from workloads.engines import tf_devices
 
-        return tf_devices.memory_bytes(self._devices) or measure.process_memory_bytes()
+        return tf_devices.memory_bytes(self._devices) or memory.process_memory_bytes()
 
     def evaluate(self, between_batches: Callable[[], None]) -> figures.Evaluation:
         total: Any = 0.0
@@ -206,7 +207,7 @@ class _Recorder:
     step before the newest, which leaves the device one to work on.
     """
 
-    def __init__(self, deliver: Callable[[measure.Steps], None]) -> None:
+    def __init__(self, deliver: Callable[[timing.Steps], None]) -> None:
         self._deliver = deliver
         self._first_step = 0
         self._marks: list[float] = []
@@ -233,7 +234,7 @@ class _Recorder:
     def _read(self, loss: Any) -> None:
         self._losses.append(float(loss.numpy()))
         self._marks.append(time.perf_counter())
-        if len(self._losses) == measure.WINDOW_STEPS:
+        if len(self._losses) == timing.WINDOW_STEPS:
             self._hand_over()
 
     def _hand_over(self) -> None:
@@ -242,6 +243,6 @@ class _Recorder:
             return
         samples, self._samples = self._samples[:count], self._samples[count:]
         times_s = [later - earlier for earlier, later in zip(self._marks, self._marks[1:], strict=False)]
-        self._deliver(measure.Steps(self._first_step, times_s, self._losses, samples))
+        self._deliver(timing.Steps(self._first_step, times_s, self._losses, samples))
         self._first_step += count
         self._marks, self._losses = self._marks[-1:], []

@@ -8,18 +8,19 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from workloads import checkpoint, loaders, measure
+from workloads import loaders
 from workloads.contract import Topology, TrainConfig
-from workloads.engines import recipe, settings
+from workloads.engines import checkpoint, recipe, settings
 from workloads.engines.communication import Communication
 from workloads.engines.devices import choose_device, describe_world, devices_of, uuids
 from workloads.engines.evaluation import evaluate
 from workloads.engines.figures import Evaluation
 from workloads.engines.training import Training
-from workloads.job import Job
+from workloads.job.context import Job
+from workloads.job.world import World
 from workloads.loaders.protocol import Batch, Loader, Shard
+from workloads.measurement import memory, timing
 from workloads.strategies.protocol import Prepares, Strategy, Task
-from workloads.world import World
 
 
 def train(job: Job) -> None:
@@ -132,7 +133,7 @@ class _Torch:
         self._class_names = class_names
         self._devices = devices
         self._communication = communication
-        self._clock = measure.Clock(*devices)
+        self._clock = timing.Clock(*devices)
         self.num_train, self.num_test = loader.num_train, loader.num_test
         self.steps_per_epoch = loader.steps_per_epoch
         self.batches: Callable[[int], Iterator[Batch]] = loader.train
@@ -146,8 +147,8 @@ class _Torch:
         self.save = checkpoint.save
         self.load = checkpoint.load
 
-    def recorder(self, deliver: Callable[[measure.Steps], None]) -> measure.Recorder:
-        return measure.Recorder(self._clock, self._communication.add, deliver)
+    def recorder(self, deliver: Callable[[timing.Steps], None]) -> timing.Recorder:
+        return timing.Recorder(self._clock, self._communication.add, deliver)
 
     def set_rate(self, rate: float) -> None:
         recipe.set_learning_rate(self._strategy.optimizer, rate)
@@ -156,7 +157,7 @@ class _Torch:
         return float(self._strategy.optimizer.param_groups[0]["lr"])
 
     def memory_bytes(self) -> tuple[int, int]:
-        return measure.memory_bytes(*self._devices)
+        return memory.memory_bytes(*self._devices)
 
     def evaluate(self, between_batches: Callable[[], None]) -> Evaluation:
         return evaluate(

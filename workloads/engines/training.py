@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from workloads import checkpoint, measure, provenance, telemetry, world
 from workloads.contract import TrainConfig
-from workloads.engines import settings
+from workloads.engines import checkpoint, settings
 from workloads.engines.figures import Evaluation
-from workloads.job import Job, report, say
+from workloads.job import world
+from workloads.job.context import Job, print_error, print_progress
+from workloads.measurement import telemetry, timing
 
 STARVATION_STEPS = 20
 """At most so many steps on a resident batch, compared with at least so many steady ones ..."""
@@ -32,7 +33,7 @@ Answer = TypeVar("Answer")
 
 
 class StepRecorder(Protocol):
-    """Keeps times and losses of steps, as :class:`workloads.measure.Recorder` does."""
+    """Keeps times and losses of steps, as :class:`workloads.measurement.timing.Recorder` does."""
 
     def start_epoch(self, step: int) -> None: ...
 
@@ -78,17 +79,17 @@ class Backend(Protocol):
 
     @property
     def save(self) -> Callable[[Path, str, dict[str, Any], dict[str, Any]], None]:
-        """As :func:`workloads.checkpoint.save`."""
+        """As :func:`workloads.engines.checkpoint.save`."""
 
     @property
     def load(self) -> Callable[[Path, str], tuple[dict[str, Any], dict[str, Any]] | None]:
-        """As :func:`workloads.checkpoint.load`."""
+        """As :func:`workloads.engines.checkpoint.load`."""
 
     def gather(self, answer: Answer) -> list[Answer]:
         """What each rank says, in order of rank, on all ranks."""
         ...
 
-    def recorder(self, deliver: Callable[[measure.Steps], None]) -> StepRecorder:
+    def recorder(self, deliver: Callable[[timing.Steps], None]) -> StepRecorder:
         """For one epoch's steps."""
         ...
 
@@ -128,7 +129,7 @@ class Training:
         self._prepare_steps = prepare
         self._gpus = gpus
         self._sampler: telemetry.Sampler | None = None
-        self._earlier_figures: telemetry.Figures | None = None
+        self._earlier_figures: telemetry.GpuUsage | None = None
         self._config: TrainConfig = job.spec.train
         self._backend = backend
         self._steps = self._config.steps or self._config.epochs * backend.steps_per_epoch
@@ -140,7 +141,7 @@ class Training:
         self._evaluate_s = 0.0
         self._earlier_s = 0.0
         """Total time of earlier attempts, up to the checkpoint that this one goes on from."""
-        self._tally = measure.Tally(0)
+        self._tally = timing.Tally(0)
 
     def run(self) -> None:
         """From the checkpoint, or from the start, to the end."""
@@ -177,10 +178,10 @@ class Training:
         distinct = dict.fromkeys(uuid for _, own in here for uuid in own)
         return telemetry.Sampler(list(distinct), lambda: job.pulse.phase, job.events.write)
 
-    def _figures(self) -> telemetry.Figures:
+    def _figures(self) -> telemetry.GpuUsage:
         """Of all nodes and attempts so far."""
         nodes = self._backend.gather(self._sampler.figures() if self._sampler else None)
-        return telemetry.over_attempts(self._earlier_figures, telemetry.over_nodes([n for n in nodes if n]))
+        return telemetry.combine_attempts(self._earlier_figures, telemetry.combine_nodes([n for n in nodes if n]))
 
     def _prepare(self) -> None:
         """Compile and record before anything is measured."""
@@ -197,12 +198,12 @@ class Training:
 
     def _set_up(self) -> None:
         result, pulse = self._job.result, self._job.pulse
-        self._tally = measure.Tally(measure.warmup_steps(self._steps - self._step))
+        self._tally = timing.Tally(timing.warmup_steps(self._steps - self._step))
         self._backend.set_rate(settings.learning_rate(self._config, self._step, self._steps))
         if result.lr_applied is None:
             result.lr_applied = self._backend.rate()
         self._backend.settle()
-        result.startup_s = provenance.process_age_s() - (result.compile_s or 0.0)
+        result.startup_s = timing.process_age_s() - (result.compile_s or 0.0)
         pulse.epochs, pulse.steps, pulse.step, pulse.epoch = self._epochs, self._steps, self._step, self._epoch
         self._job.events.write(
             "setup",
@@ -214,7 +215,7 @@ class Training:
             num_test_samples=self._backend.num_test,
             startup_s=result.startup_s,
         )
-        self._job.orders.deferred = True
+        self._job.stop_signals.deferred = True
 
     def _train_epoch(self) -> dict[str, Any]:
         """One pass over the training images, or what ``steps`` leaves of it; what the epoch's event says of it."""
@@ -237,7 +238,7 @@ class Training:
             pulse.step = self._step
             pulse.samples += batch.num_global
             pulse.beat()
-            self._job.orders.obey()
+            self._job.stop_signals.raise_if_stopped()
             if self._step >= self._steps:
                 break
         recorder.finish_epoch()
@@ -261,7 +262,7 @@ class Training:
             "peak_memory_bytes": peak,
         }
 
-    def _take(self, steps: measure.Steps) -> None:
+    def _take(self, steps: timing.Steps) -> None:
         self._tally.take(steps)
         self._job.events.write(
             "steps",
@@ -285,7 +286,7 @@ class Training:
 
     def _between_batches(self) -> None:
         self._job.pulse.beat()
-        self._job.orders.obey()
+        self._job.stop_signals.raise_if_stopped()
 
     def _after_epoch(self, facts: dict[str, Any]) -> None:
         result = self._job.result
@@ -294,17 +295,17 @@ class Training:
         result.epochs_done, result.steps_done = self._epoch, self._step
         result.train_time_s = sum(self._epoch_times_s)
         result.epoch_time_s = statistics.median(self._epoch_times_s[1:] or self._epoch_times_s)
-        result.total_time_s = self._earlier_s + provenance.process_age_s()
+        result.total_time_s = self._earlier_s + timing.process_age_s()
         self._job.events.write("epoch", **facts)
         if self._job.world.rank == 0:
             tested = f", test accuracy {facts['test_accuracy']:.2%}" if "test_accuracy" in facts else ""
-            report(
+            print_progress(
                 f"epoch {self._epoch}/{self._epochs}: loss {facts['train_loss']:.4g}, "
                 f"{facts['samples_per_s']:,.0f} samples/s{tested}"
             )
 
     def _summarise(self) -> None:
-        """What only all steps together say; the slowest rank counts."""
+        """What only all steps together print_error; the slowest rank counts."""
         result, tally = self._job.result, self._tally
         if tally.times_s:
             median_s, steady_s, warmup_s = self._backend.maximum(
@@ -319,7 +320,7 @@ class Training:
         result.peak_memory_bytes = max(result.peak_memory_bytes or 0, *(m["peak_memory_bytes"] for m in ranks))
         if result.allocated_memory_bytes is None:
             result.allocated_memory_bytes = max(m["allocated_memory_bytes"] for m in ranks)
-        (result.total_time_s,) = self._backend.maximum([self._earlier_s + provenance.process_age_s()])
+        (result.total_time_s,) = self._backend.maximum([self._earlier_s + timing.process_age_s()])
 
     def _starvation(self) -> float | None:
         """Time a sample with the real input over time a sample with one resident batch; None after too few steps.
@@ -353,7 +354,7 @@ class Training:
             "epoch": self._epoch,
             "step": self._step,
             "epoch_times_s": self._epoch_times_s,
-            "total_time_s": self._earlier_s + provenance.process_age_s(),
+            "total_time_s": self._earlier_s + timing.process_age_s(),
             "telemetry": dataclasses.asdict(figures),
             # Not carried: whoever goes on needs it before there is a strategy, and has noted it by then.
             "balance_applied": result.balance_applied,
@@ -363,7 +364,7 @@ class Training:
             self._backend.save(self._job.run.checkpoint, self._job.spec.run_id, state, progress)
         except OSError as error:
             # The numbers can still be had; what is lost is only the way back to here.
-            say(f"no checkpoint after epoch {self._epoch}: {error}")
+            print_error(f"no checkpoint after epoch {self._epoch}: {error}")
         else:
             self._job.events.write("checkpoint", epoch=self._epoch)
 
@@ -382,7 +383,7 @@ class Training:
         self._epoch_times_s = progress["epoch_times_s"]
         self._earlier_s = progress["total_time_s"]
         before = progress.get("telemetry", {"problem": "an earlier attempt did not ask"})
-        self._earlier_figures = telemetry.Figures(**before)
+        self._earlier_figures = telemetry.GpuUsage(**before)
         result = self._job.result
         for name in _CARRIED:
             setattr(result, name, progress[name])
@@ -395,7 +396,7 @@ class Training:
         self._backend.gather(None)
         if self._job.world.rank == 0:
             aside = checkpoint.set_aside(path)
-            say(f"checkpoint cannot be used, starting over: {error}\n  kept as {aside}")
+            print_error(f"checkpoint cannot be used, starting over: {error}\n  kept as {aside}")
         self._backend.gather(None)
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from workloads.augment import Augmentation, Normaliser
 from workloads.contract import TrainConfig
 from workloads.datasets.images import ImageData, Split
 from workloads.errors import DatasetError
+from workloads.loaders.augment import Augmentation, Normaliser
 from workloads.loaders.order import Part, epoch_order, evaluation_parts, subset, training_parts
 from workloads.loaders.protocol import Batch, Shard, worker_error
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from workloads.augment import Augmentation
+from workloads.loaders.augment import Augmentation
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import torch
 
-from workloads.augment import Augmentation, Normaliser
 from workloads.contract import TrainConfig
 from workloads.datasets.images import ImageData
 from workloads.errors import DatasetError
+from workloads.loaders.augment import Augmentation, Normaliser
 from workloads.loaders.gather import Gatherer, gatherer, placed
 from workloads.loaders.order import epoch_order, evaluation_parts, subset, training_parts
 from workloads.loaders.protocol import Batch, Shard

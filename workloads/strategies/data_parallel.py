@@ -52,7 +52,7 @@ class DataParallel:
         return logits
 
     def state_dict(self) -> dict[str, Any]:
-        from workloads.checkpoint import cpu_state
+        from workloads.engines.checkpoint import cpu_state
 
         return cpu_state(self._module, self.optimizer)
 
@@ -64,7 +64,7 @@ class DataParallel:
         """Nothing outlives the object."""
 
 
-def _refuses(hardware: Hardware, _options: Options) -> str:
+def _unsupported_hardware(hardware: Hardware, _options: Options) -> str:
     if hardware.is_cpu:
         return (
             "data_parallel needs GPUs: on a CPU nn.DataParallel is the module itself, so eager would be measured twice"
@@ -79,8 +79,8 @@ DECLARATION = StrategyDeclaration(
     summary="nn.DataParallel: one process that copies the model to all its GPUs in every step. GPUs only.",
     framework="torch",
     topology=lambda _options: Topology.ONE_PROCESS,
-    refuses=_refuses,
-    refuses_compile=lambda _how, _options: (
+    unsupported_hardware=_unsupported_hardware,
+    unsupported_compile=lambda _how, _options: (
         "nn.DataParallel copies the model in every step: neither compiled code nor a CUDA graph outlives a copy"
     ),
     splits_batch=True,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from workloads.strategies.protocol import Task
 
 
-def _refuses(hardware: Hardware, _options: Options) -> str:
+def _unsupported_hardware(hardware: Hardware, _options: Options) -> str:
     if hardware.devices > 1:
         return f"eager trains on one device and {hardware} has {hardware.devices}"
     return ""
@@ -59,7 +59,7 @@ class Eager:
             return self._task.forward(self._module, x)
 
     def state_dict(self) -> dict[str, Any]:
-        from workloads.checkpoint import cpu_state
+        from workloads.engines.checkpoint import cpu_state
 
         return cpu_state(self._module, self.optimizer)
 
@@ -76,8 +76,8 @@ DECLARATION = StrategyDeclaration(
     summary="Plain PyTorch on one device: the baseline, and the definition of correct.",
     framework="torch",
     topology=lambda _options: Topology.ONE_PROCESS,
-    refuses=_refuses,
-    refuses_compile=lambda _how, _options: "",
+    unsupported_hardware=_unsupported_hardware,
+    unsupported_compile=lambda _how, _options: "",
     splits_batch=False,
     packages=("torch",),
     batch_norm_treatment="whole_batch",

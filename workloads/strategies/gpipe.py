@@ -82,7 +82,7 @@ class Gpipe:
         return logits.to(self._task.device)
 
     def state_dict(self) -> dict[str, Any]:
-        from workloads.checkpoint import cpu_state
+        from workloads.engines.checkpoint import cpu_state
 
         state = cpu_state(self._module, self.optimizer)
         scratch = tuple(f".{name}" for name in ("sum", "sum_squares")) if self._deferred else ()
@@ -117,7 +117,7 @@ class Gpipe:
         return layers
 
 
-def _refuses(hardware: Hardware, options: Options) -> str:
+def _unsupported_hardware(hardware: Hardware, options: Options) -> str:
     balance, segments = options["balance"], options["segments"]
     assert isinstance(balance, tuple) and isinstance(segments, int)
     if hardware.nodes > 1:
@@ -136,9 +136,9 @@ DECLARATION = StrategyDeclaration(
     summary="torchgpipe: one process, the model's layers spread over devices, micro-batches streaming through them.",
     framework="torch",
     topology=lambda _options: Topology.ONE_PROCESS,
-    refuses=_refuses,
-    refuses_layers=lambda layers, hardware, options: misfit(layers, hardware.devices, options),
-    refuses_compile=lambda _how, _options: (
+    unsupported_hardware=_unsupported_hardware,
+    unsupported_layers=lambda layers, hardware, options: misfit(layers, hardware.devices, options),
+    unsupported_compile=lambda _how, _options: (
         "torchgpipe runs a model's parts in threads of its own, where torch.compile and CUDA graphs do not reach"
     ),
     needs_layers=True,

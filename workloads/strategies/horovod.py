@@ -13,9 +13,9 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
-from workloads import rendezvous
 from workloads.contract import Topology
 from workloads.errors import JobError
+from workloads.job import rendezvous
 from workloads.registry import Option, Options, StrategyDeclaration
 from workloads.strategies.host_group import host_group
 from workloads.strategies.replica import Replica
@@ -24,10 +24,10 @@ from workloads.strategies.running_statistics import RunningStatistics
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from workloads.job.world import World
     from workloads.loaders.protocol import Batch
     from workloads.strategies.compiled import Model
     from workloads.strategies.protocol import Task
-    from workloads.world import World
 
 START_TIMEOUT_S = 300
 """Horovod's own is 30, too short where ranks import from a busy file system."""
@@ -148,11 +148,11 @@ def _reachable(addresses: list[str], port: int) -> str:
     )
 
 
-def _refuses_compile(how: str, _options: Options) -> str:
+def _unsupported_compile(how: str, _options: Options) -> str:
     return "" if how == "default" else "Horovod's all-reduce starts in a thread of its own, which no CUDA graph records"
 
 
-def _refuses_training(train: Any, _options: Options) -> str:
+def _unsupported_training(train: Any, _options: Options) -> str:
     return "Horovod averages contiguous gradients only: no channels_last" if train["channels_last"] else ""
 
 
@@ -161,9 +161,8 @@ DECLARATION = StrategyDeclaration(
     summary="Horovod: one process per device, each with its part of the batch, gradients averaged by Horovod.",
     framework="torch",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
-    refuses=lambda _hardware, _options: "",
-    refuses_training=_refuses_training,
-    refuses_compile=_refuses_compile,
+    unsupported_training=_unsupported_training,
+    unsupported_compile=_unsupported_compile,
     splits_batch=True,
     packages=("torch", "horovod"),
     options=(

@@ -79,7 +79,7 @@ class LocalSgd:
     def state_dict(self) -> dict[str, Any]:
         from torch import distributed
 
-        from workloads.checkpoint import cpu_state
+        from workloads.engines.checkpoint import cpu_state
 
         self._step_back()
         own = cpu_state(self._module, self.optimizer)
@@ -125,8 +125,7 @@ DECLARATION = StrategyDeclaration(
     summary="One replica per device that trains alone; parameters are averaged every period steps.",
     framework="torch",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
-    refuses=lambda _hardware, _options: "",
-    refuses_compile=lambda _how, _options: "",
+    unsupported_compile=lambda _how, _options: "",
     splits_batch=True,
     packages=("torch",),
     options=(

@@ -70,7 +70,7 @@ class ModelParallel:
             return self._task.forward(self._over(self._parts), x).to(self._task.device)
 
     def state_dict(self) -> dict[str, Any]:
-        from workloads.checkpoint import cpu_state
+        from workloads.engines.checkpoint import cpu_state
 
         return cpu_state(self._task.module, self.optimizer)
 
@@ -97,7 +97,7 @@ class ModelParallel:
 PARTS = 2
 
 
-def refuses(name: str, hardware: Hardware, options: Options) -> str:
+def unsupported_hardware(name: str, hardware: Hardware, options: Options) -> str:
     """Why a strategy of two parts cannot run there."""
     balance = options["balance"]
     assert isinstance(balance, tuple)
@@ -108,7 +108,7 @@ def refuses(name: str, hardware: Hardware, options: Options) -> str:
     return ""
 
 
-def _refuses_compile(how: str, _options: Options) -> str:
+def _unsupported_compile(how: str, _options: Options) -> str:
     return "" if how == "default" else "a step over two GPUs of one process is more than one CUDA graph can hold"
 
 
@@ -117,11 +117,11 @@ DECLARATION = StrategyDeclaration(
     summary="The model in two parts on two devices, which take turns: saves memory, costs time.",
     framework="torch",
     topology=lambda _options: Topology.ONE_PROCESS,
-    refuses=lambda hardware, options: (
-        refuses("model_parallel", hardware, options) or ignores_balance_by(options, "size")
+    unsupported_hardware=lambda hardware, options: (
+        unsupported_hardware("model_parallel", hardware, options) or ignores_balance_by(options, "size")
     ),
-    refuses_layers=lambda layers, _hardware, options: misfit(layers, PARTS, options),
-    refuses_compile=_refuses_compile,
+    unsupported_layers=lambda layers, _hardware, options: misfit(layers, PARTS, options),
+    unsupported_compile=_unsupported_compile,
     needs_layers=True,
     splits_batch=False,
     packages=("torch",),

@@ -125,7 +125,7 @@ class Pipeline:
     def state_dict(self) -> dict[str, Any]:
         from torch import distributed
 
-        from workloads.checkpoint import cpu_state
+        from workloads.engines.checkpoint import cpu_state
 
         state = cpu_state(self._module, self.optimizer)
         tensors = [t for stage in self._stages.values() for t in (*stage.parameters(), *stage.buffers())]
@@ -248,7 +248,7 @@ def _stages(hardware: Hardware, options: Options) -> int:
     return hardware.devices * STAGES_A_RANK[str(options["schedule"])]
 
 
-def _refuses(hardware: Hardware, options: Options) -> str:
+def _unsupported_hardware(hardware: Hardware, options: Options) -> str:
     chunks, schedule, devices = options["chunks"], str(options["schedule"]), hardware.devices
     assert isinstance(chunks, int) and isinstance(options["balance"], tuple)
     if devices < 2:
@@ -264,13 +264,13 @@ def _refuses(hardware: Hardware, options: Options) -> str:
     return ignores_balance_by(options, "time")
 
 
-def _refuses_compile(_how: str, options: Options) -> str:
+def _unsupported_compile(_how: str, options: Options) -> str:
     if options["schedule"] == "zero_bubble":
         return "schedule zero_bubble cuts a stage's backward pass in two, which code and graphs have in one piece"
     return ""
 
 
-def _refuses_training(train: Any, _options: Options) -> str:
+def _unsupported_training(train: Any, _options: Options) -> str:
     return "what travels between stages is contiguous, so channels_last means nothing" if train["channels_last"] else ""
 
 
@@ -279,10 +279,10 @@ DECLARATION = StrategyDeclaration(
     summary="torch.distributed.pipelining: one process per device with a stage of the model; four schedules.",
     framework="torch",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
-    refuses=_refuses,
-    refuses_layers=lambda layers, hardware, options: misfit(layers, _stages(hardware, options), options),
-    refuses_training=_refuses_training,
-    refuses_compile=_refuses_compile,
+    unsupported_hardware=_unsupported_hardware,
+    unsupported_layers=lambda layers, hardware, options: misfit(layers, _stages(hardware, options), options),
+    unsupported_training=_unsupported_training,
+    unsupported_compile=_unsupported_compile,
     needs_layers=True,
     splits_batch=False,
     micro_batches=lambda options: int(options["chunks"]),  # type: ignore[arg-type]

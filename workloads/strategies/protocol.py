@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from workloads.job.world import World
     from workloads.loaders.protocol import Batch
-    from workloads.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ class Replica:
             return self._task.forward(self._module, x)
 
     def state_dict(self) -> dict[str, Any]:
-        from workloads.checkpoint import cpu_state
+        from workloads.engines.checkpoint import cpu_state
 
         self._statistics.average()
         return cpu_state(self._module, self.optimizer) if self._task.world.rank == 0 else {}

@@ -32,8 +32,8 @@ from orchestrator.backends.local.records import (
 from orchestrator.cluster.resources import fitting_gpus
 from orchestrator.errors import CommandError
 from orchestrator.parallel_io import for_each
-from workloads.contract import Hardware, State
-from workloads.rundir import AttemptDir
+from workloads.contract import State
+from workloads.files.run_dir import AttemptDir
 
 QUEUE_START_TIMEOUT_S = 60.0
 
@@ -66,7 +66,7 @@ class LocalExecutor:
         now = time.time()
         for number, delivery in enumerate(deliveries):
             expect = delivery.spec.expect
-            kind = Hardware.parse(delivery.spec.train.hardware).kind
+            kind = delivery.spec.train.hardware.kind
             entry = Entry(
                 token=delivery.token,
                 run_id=delivery.spec.run_id,

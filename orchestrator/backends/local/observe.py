@@ -14,7 +14,8 @@ from orchestrator.backends.exit_status import Exit, own_verdict
 from orchestrator.backends.local.records import QueueFolder, queue_name, supervisor_name
 from orchestrator.backends.processes import Host
 from workloads.contract import State
-from workloads.rundir import AttemptDir, read_json
+from workloads.files.json_file import read_json
+from workloads.files.run_dir import AttemptDir
 
 SILENCE_S = 900.0
 """A run on a machine that we cannot look into counts as lost after this long without progress."""

@@ -33,7 +33,7 @@ from orchestrator.backends.local.records import (
     supervisor_name,
 )
 from workloads.contract import State
-from workloads.rundir import write_json
+from workloads.files.json_file import write_json
 
 log = logging.getLogger(__name__)
 

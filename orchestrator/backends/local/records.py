@@ -27,17 +27,10 @@ from typing import Any, Self
 
 from orchestrator.backends.processes import Host
 from workloads.errors import InputError, OperationError
-from workloads.rundir import (
-    AttemptDir,
-    RunDir,
-    jobs_folder,
-    queue_folder,
-    read_json,
-    snapshots_folder,
-    write_bytes,
-)
+from workloads.files.json_file import read_json, write_bytes
+from workloads.files.run_dir import AttemptDir, RunDir, jobs_folder, queue_folder, snapshots_folder
 
-DEFAULT_JOB = "workloads.entry:run"
+DEFAULT_JOB = "workloads.job.entry:run"
 """``module:function``, called in each rank with the run's directory and the attempt's number."""
 
 _CARRIED = (

@@ -38,9 +38,10 @@ from orchestrator.backends.exit_status import (
     own_result,
 )
 from orchestrator.backends.local.records import Entry, Order, QueueFolder, check_runs_folder, claim_start
-from workloads import frozen
 from workloads.contract import RunSpec, State
-from workloads.rundir import AttemptDir, RunDir, read_json, write_json
+from workloads.files.json_file import read_json, write_json
+from workloads.files.run_dir import AttemptDir, RunDir
+from workloads.provenance import code_snapshot
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +209,9 @@ class _Controller:
             "CUDA_VISIBLE_DEVICES": ",".join(self._order.gpus),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": str(max(1, entry.cpus_per_rank)),
-            "PYTHONPATH": frozen.path_first(self._folder.runs, self._spec.snapshot, inherited.get("PYTHONPATH", "")),
+            "PYTHONPATH": code_snapshot.pythonpath(
+                self._folder.runs, self._spec.snapshot, inherited.get("PYTHONPATH", "")
+            ),
             # A user's own db.py in the working directory must not stand in for ours.
             "PYTHONSAFEPATH": "1",
             "PYTHONUNBUFFERED": "1",

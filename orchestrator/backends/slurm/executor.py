@@ -33,9 +33,10 @@ from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord, Site, 
 from orchestrator.backends.slurm.status import verdict
 from orchestrator.errors import OperationError
 from orchestrator.units import parse_time_limit
-from workloads import frozen
 from workloads.contract import State
-from workloads.rundir import AttemptDir, jobs_folder, read_json
+from workloads.files.json_file import read_json
+from workloads.files.run_dir import AttemptDir, jobs_folder
+from workloads.provenance import code_snapshot
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +224,7 @@ class SlurmCluster:
     def _send_array(self, chunk: Sequence[Delivery], *, patient: bool) -> list[Receipt]:
         from orchestrator.backends.slurm import array_job
         from orchestrator.backends.slurm.array_job import Fate, Parcel, SubmissionError
-        from workloads.entry import run_task
+        from workloads.job.entry import run_task
 
         script = self._folder.script(chunk[0].shape)
         if script is None:
@@ -235,7 +236,7 @@ class SlurmCluster:
         spec = chunk[0].spec
         others = chunk[0].shape.get("arguments", {})
         record, queue = self._choose_queue(record, chunk, others)
-        self._arrays.keep_code(record, frozen.path_first(self._runs, spec.snapshot, ""))
+        self._arrays.keep_code(record, code_snapshot.pythonpath(self._runs, spec.snapshot, ""))
         parcel = Parcel(
             script=script,
             name=record.name,

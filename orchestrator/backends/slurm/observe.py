@@ -14,7 +14,7 @@ from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord, Site
 from orchestrator.backends.slurm.status import TOLD_TO_END, Phase, Witnesses, rank_codes_in
 from orchestrator.units import format_memory
 from workloads.contract import State
-from workloads.rundir import AttemptDir, jobs_folder
+from workloads.files.run_dir import AttemptDir, jobs_folder
 
 _LOG_TAIL_BYTES = 4096
 _MEMORY_LIMIT = re.compile(

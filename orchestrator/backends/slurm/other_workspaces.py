@@ -9,8 +9,9 @@ from pathlib import Path
 
 from orchestrator.backends.slurm import commands
 from orchestrator.backends.slurm.records import JOB_NAME_PREFIX, ArrayRecord
-from workloads.arrays import record_file
-from workloads.rundir import jobs_folder, read_json
+from workloads.files.array_record import record_file
+from workloads.files.json_file import read_json
+from workloads.files.run_dir import jobs_folder
 
 
 def queued_elsewhere(runs: Path, run_ids: Collection[str]) -> dict[Path, list[str]]:

@@ -20,7 +20,7 @@ from orchestrator.backends.slurm import commands
 from orchestrator.backends.slurm.commands import Answer
 from orchestrator.backends.slurm.records import ArrayRecord, Site, SiteFolder
 from orchestrator.backends.slurm.status import Phase, base_state, indices_in, phase_of
-from workloads.rundir import read_json, write_json
+from workloads.files.json_file import read_json, write_json
 
 log = logging.getLogger(__name__)
 

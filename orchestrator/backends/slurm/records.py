@@ -4,7 +4,7 @@
     RUNS/sites/<target>/scripts/<shape>.sh   the job script of each resource shape
     RUNS/sites/<target>/newest.json          what Slurm last said (orchestrator.backends.slurm.query)
     RUNS/jobs/orc-<token>/array.json         one array, whole before its sbatch: index -> attempt (ArrayRecord)
-    RUNS/jobs/orc-<token>/specs.json         what its tasks train (workloads.arrays)
+    RUNS/jobs/orc-<token>/specs.json         what its tasks train (workloads.files.array_record)
     RUNS/jobs/orc-<token>/code               folder that comes first on the path of its tasks
     RUNS/jobs/orc-<token>/call.pkl           submitit's call, the same for all tasks
     RUNS/jobs/orc-<token>/cancel.<index>     somebody asked for the end of this task
@@ -27,9 +27,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from workloads.arrays import lay_out, record_file, specs_file
-from workloads.rundir import AttemptDir, RunDir, jobs_folder, read_json, sites_folder, write_bytes, write_json
-from workloads.specs import packed
+from workloads.files.array_record import create_run_folders, record_file, specs_file
+from workloads.files.json_file import read_json, write_bytes, write_json
+from workloads.files.packed_specs import pack_specs
+from workloads.files.run_dir import AttemptDir, RunDir, jobs_folder, sites_folder
 
 if TYPE_CHECKING:
     from orchestrator.backends.base import Delivery
@@ -234,7 +235,7 @@ class ArrayFolder:
     def begin(self, record: ArrayRecord, specs: Sequence[RunSpec]) -> ArrayRecord:
         """Make a new array durable, with the spec of each task's run; returns it."""
         self.of(record).mkdir(parents=True, exist_ok=True)
-        write_bytes(specs_file(self.of(record)), packed(specs))
+        write_bytes(specs_file(self.of(record)), pack_specs(specs))
         return self.write(record)
 
     def write(self, record: ArrayRecord) -> ArrayRecord:
@@ -244,9 +245,9 @@ class ArrayFolder:
         write_json(record_file(self.of(record)), data)
         return record
 
-    def lay_out(self, record: ArrayRecord, indexes: Iterable[int]) -> None:
+    def create_run_folders(self, record: ArrayRecord, indexes: Iterable[int]) -> None:
         """Make the folders of tasks whose jobs did not come to it."""
-        lay_out(self.of(record), indexes)
+        create_run_folders(self.of(record), indexes)
 
     def keep_code(self, record: ArrayRecord, folder: str) -> None:
         """Leave word for the job script of where the submitted code lies."""

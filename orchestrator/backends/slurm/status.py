@@ -15,7 +15,7 @@ from orchestrator.backends.exit_status import Exit, Failure, conclude
 from workloads.contract import State
 
 TOLD_TO_END = os.EX_TEMPFAIL
-"""Exit code of a rank that obeyed a signal (``workloads.entry.ExitCode.INTERRUPTED``)."""
+"""Exit code of a rank that obeyed a signal (``workloads.job.entry.ExitCode.INTERRUPTED``)."""
 
 LIMIT_SLACK_S = 155
 """The time limit is announced this long before it at most: our 90 s, and Slurm may be up to 60 s early."""

@@ -26,7 +26,8 @@ from orchestrator.backends.local.executor import LocalExecutor
 from orchestrator.submission import submitter
 from orchestrator.workspace import Workspace
 from workloads.contract import Execution, Expectation, RunSpec, TrainConfig
-from workloads.rundir import RunDir, write_json
+from workloads.files.json_file import write_json
+from workloads.files.run_dir import RunDir
 
 UUIDS = [f"GPU-{n}{n}{n}{n}0000-0000-4000-8000-00000000000{n}" for n in range(4)]
 
@@ -35,7 +36,7 @@ JOBS = '''
 import json, os, signal, sys, time
 from pathlib import Path
 from workloads.contract import RunResult
-from workloads.rundir import EventLog, RunDir, write_json
+from workloads.files.event_log import EventLog, RunDir, write_json
 
 def job(run_dir, attempt_number):
     run = RunDir(Path(run_dir))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from workloads.rundir import RunDir
+from workloads.files.run_dir import RunDir
 
 from .conftest import Lab, wait_until
 

@@ -16,7 +16,7 @@ import pytest
 import db
 from orchestrator.backends import leases
 from workloads.contract import State
-from workloads.rundir import RunDir
+from workloads.files.run_dir import RunDir
 
 from .conftest import UUIDS, Lab, alive, lab_processes, seen, wait_until
 

@@ -21,7 +21,7 @@ from orchestrator.errors import InputError, OperationError
 from orchestrator.submission import submitter
 from orchestrator.tracking import tracker
 from workloads.contract import RunSpec, State
-from workloads.rundir import RunDir
+from workloads.files.run_dir import RunDir
 
 from .conftest import Lab, seen, wait_until
 

@@ -19,7 +19,7 @@ from orchestrator.backends.base import Delivery
 from orchestrator.backends.exit_status import Exit
 from orchestrator.backends.local.records import QueueFolder
 from workloads.contract import State
-from workloads.rundir import RunDir
+from workloads.files.run_dir import RunDir
 
 from .conftest import Lab, alive, lab_processes, seen, wait_until
 

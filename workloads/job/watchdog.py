@@ -15,7 +15,8 @@ import time
 from types import TracebackType
 from typing import IO
 
-from workloads.rundir import AttemptDir, write_json
+from workloads.files.json_file import write_json
+from workloads.files.run_dir import AttemptDir
 
 LOOK_EVERY_S = 1.0
 

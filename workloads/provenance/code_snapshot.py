@@ -22,10 +22,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from workloads import provenance, registry
+from workloads import registry
 from workloads.contract import RunSpec
 from workloads.errors import CodeChangedError
-from workloads.rundir import read_json, snapshots_folder
+from workloads.files.json_file import read_json
+from workloads.files.run_dir import snapshots_folder
+from workloads.provenance import software
 
 METADATA_SUFFIX = ".dist-info"
 _CODE_SUFFIXES = (".py", ".so")
@@ -52,7 +54,7 @@ class Manifest:
     @classmethod
     def read(cls, runs: Path, snapshot: str) -> Self:
         """Raises FileNotFoundError, or ValueError for a file that is no manifest of this version."""
-        path = place(runs, snapshot) / "manifest.json"
+        path = snapshot_folder(runs, snapshot) / "manifest.json"
         try:
             return cls(**read_json(path))
         except TypeError as error:
@@ -66,12 +68,12 @@ class Manifest:
         return snapshots_folder(runs) / f"code-{self.code}" if self.code else None
 
 
-def place(runs: Path, snapshot: str) -> Path:
+def snapshot_folder(runs: Path, snapshot: str) -> Path:
     """The folder of a submission's snapshot."""
     return snapshots_folder(runs) / snapshot
 
 
-def path_first(runs: Path, snapshot: str, before: str) -> str:
+def pythonpath(runs: Path, snapshot: str, before: str) -> str:
     """A value of PYTHONPATH under which Python finds the copies before anything else.
 
     Where they are gone it is as it was: the job finds that out, and says so.
@@ -122,12 +124,12 @@ def installed_digest(name: str) -> str:
     return found.hexdigest()[:16] if locations else ""
 
 
-def digest_of_run(spec: RunSpec) -> str:
+def run_code_digest(spec: RunSpec) -> str:
     """In the job: digest of the sources that carry a run out. With plug-ins it is what was submitted, which
     :func:`check` has found here: a copy is laid out otherwise than its source, and has another digest."""
     if spec.snapshot and spec.code_digest and registry.foreign_packages(spec.train):
         return spec.code_digest
-    return provenance.code_digest()
+    return software.code_digest()
 
 
 def origins(name: str) -> list[Path]:
@@ -164,7 +166,7 @@ def check(runs: Path, snapshot: str, *, thorough: bool) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CodeChangedError(
             "the code that was submitted is gone",
-            where=str(place(runs, snapshot)),
+            where=str(snapshot_folder(runs, snapshot)),
             why=str(error),
             hint=_AGAIN,
         ) from error
@@ -177,7 +179,7 @@ def check(runs: Path, snapshot: str, *, thorough: bool) -> dict[str, Any]:
     return told | ({"git": git} if git else {})
 
 
-def unfrozen(runs: Path, snapshot: str) -> list[str]:
+def imported_outside(runs: Path, snapshot: str) -> list[str]:
     """Modules that were imported from source trees and are not in the snapshot, as computed names may bring about."""
     if not snapshot:
         return []
@@ -255,7 +257,7 @@ def _check_packages(manifest: Manifest) -> None:
     submitted = known.get(sys.executable) or (next(iter(known.values())) if len(known) == 1 else None)
     if not submitted:
         return
-    now = provenance.measured(provenance.installed_packages())
+    now = software.measured_versions(software.installed_packages())
     changed = [
         f"{name} {submitted.get(name, 'not there')} then, {now.get(name, 'not there')} now"
         for name in sorted(submitted.keys() | now.keys())
@@ -272,7 +274,7 @@ def _check_packages(manifest: Manifest) -> None:
 
 def _git(runs: Path, snapshot: str) -> dict[str, Any] | None:
     try:
-        data = read_json(place(runs, snapshot) / "git.json")
+        data = read_json(snapshot_folder(runs, snapshot) / "git.json")
     except (OSError, ValueError):
         return None
     return data if isinstance(data, dict) else None

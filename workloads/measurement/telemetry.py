@@ -21,7 +21,7 @@ SAMPLES_AN_EVENT = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class GpuUsage:
     """What GPUs did over some time, in the run's training."""
 
     problem: str = ""
@@ -38,19 +38,19 @@ class Figures:
     memory_used_bytes: int | None = None
     """The most of any sample and GPU."""
 
-    def tell(self, result: RunResult) -> None:
+    def fill(self, result: RunResult) -> None:
         """Fill in the result's fields."""
         result.telemetry = self.problem or "nvml"
         result.gpu_utilization_pct, result.gpu_power_w = self.utilization_pct, self.power_w
         result.energy_j, result.gpu_memory_used_bytes = self.energy_j, self.memory_used_bytes
 
 
-def over_nodes(nodes: Sequence[Figures]) -> Figures:
+def combine_nodes(nodes: Sequence[GpuUsage]) -> GpuUsage:
     """Of all nodes at the same time."""
     for node in nodes:
         if node.problem:
             return node
-    return Figures(
+    return GpuUsage(
         gpus=sum(n.gpus for n in nodes),
         samples=max((n.samples for n in nodes), default=0),
         utilization_pct=_mean([(n.gpus, n.utilization_pct) for n in nodes]),
@@ -60,14 +60,14 @@ def over_nodes(nodes: Sequence[Figures]) -> Figures:
     )
 
 
-def over_attempts(earlier: Figures | None, now: Figures) -> Figures:
+def combine_attempts(earlier: GpuUsage | None, now: GpuUsage) -> GpuUsage:
     """Of the same GPUs one after another; what one of them lacks cannot be told of both."""
     if earlier is None or now.problem:
         return now
     if earlier.problem:
         return earlier
     used = [n for n in (earlier.memory_used_bytes, now.memory_used_bytes) if n is not None]
-    return Figures(
+    return GpuUsage(
         gpus=now.gpus,
         samples=earlier.samples + now.samples,
         utilization_pct=_mean([(a.samples, a.utilization_pct) for a in (earlier, now) if a.samples]),
@@ -138,16 +138,16 @@ class Sampler:
             self._thread.join()
             self._tell()
 
-    def figures(self) -> Figures:
+    def usage(self) -> GpuUsage:
         """What is known so far."""
         if self._problem:
-            return Figures(problem=self._problem)
+            return GpuUsage(problem=self._problem)
         spent = [
             None if before is None or now is None else now - before
             for before, now in zip(self._energy_before_j, self._energies_j(), strict=True)
         ]
         utilization, power = list(self._utilization_pct), list(self._power_w)
-        return Figures(
+        return GpuUsage(
             gpus=len(self._gpus),
             samples=self._samples,
             utilization_pct=sum(utilization) / len(utilization) if utilization else None,

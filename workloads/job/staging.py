@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from workloads.job import Job, say
+from workloads.job.context import Job, print_error
 from workloads.registry import DatasetDeclaration
 
 VARIABLE = "ORCHESTRATE_STAGE"
@@ -102,9 +102,9 @@ def data_root(job: Job, declaration: DatasetDeclaration) -> Path | None:
     job.events.write("staging", **facts)
     job.result.provenance["staging"] = facts
     if why:
-        say(f"the data set is not staged to {wanted}: {why}; it is read from {root}")
+        print_error(f"the data set is not staged to {wanted}: {why}; it is read from {root}")
     elif copied:
-        say(f"staged {size / 2**20:,.1f} MiB from {root} to {to} in {took_s:.1f} s")
+        print_error(f"staged {size / 2**20:,.1f} MiB from {root} to {to} in {took_s:.1f} s")
     return to
 
 

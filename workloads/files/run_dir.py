@@ -18,10 +18,10 @@
     RUNS/jobs/<job id>/                submitit's folder of a Slurm array: pickles and rank logs
     RUNS/jobs/slurm-<job id>_<i>.out   what the job script itself said
     RUNS/jobs/orc-<token>/             an array from before its sbatch on (see orchestrator.backends.slurm.records):
-        array.json, specs.json        which attempt each task is, and what to train (see workloads.arrays)
+        array.json, specs.json        which attempt each task is, and what to train (see workloads.files.array_record)
     RUNS/sites/<target>/               a cluster's limits, job scripts and newest answers
     RUNS/queue/                        local mode's queue (see orchestrator.backends.local.executor)
-    RUNS/snapshots/                    the code that was submitted (see workloads.frozen)
+    RUNS/snapshots/                    the code that was submitted (see workloads.provenance.code_snapshot)
     RUNS/.trash/                       what an orchestrate clean is removing, or was when it was killed
 
 Compute nodes only write here and never open the database.
@@ -30,89 +30,17 @@ Compute nodes only write here and never open the database.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from workloads.contract import RUN_ID_DIGITS, RunResult, RunSpec
+from workloads.files.json_file import encode_json, read_json, write_bytes, write_json
 
 _RUN_ID = re.compile(rf"[0-9a-f]{{{RUN_ID_DIGITS}}}")
-
-
-def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
-    """Write strict UTF-8 JSON so that a reader sees the old file or the whole new one, also after a power cut.
-
-    Raises:
-        OSError: the disk is full or the folder is not writable; the old file, if any, is untouched.
-    """
-    write_bytes(path, encoded(data), durable=durable)
-
-
-def encoded(data: Any) -> bytes:
-    """Strict UTF-8 JSON as our files hold it: a line for each key of an object, values in the fast encoder's form."""
-    if not isinstance(data, dict):
-        return _encoded(_compact(data))
-    lines = [f"{_compact(str(key))}: {_compact(value)}" for key, value in data.items()]
-    return _encoded("{\n " + ",\n ".join(lines) + "\n}\n" if lines else "{}\n")
-
-
-_compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-
-
-def _encoded(text: str) -> bytes:
-    """UTF-8 of a JSON text. Half a surrogate pair, as in a file name that is no UTF-8, becomes JSON's escape of it."""
-    return text.encode("utf-8", "backslashreplace")
-
-
-def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Temp file in the same folder, fsync, rename.
-
-    Args:
-        durable: whether it must outlive a power cut that follows at once.
-    """
-    folder, last = os.path.split(path)
-    name = f"{folder}/.{last}.{os.urandom(8).hex()}"
-    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        try:
-            written = os.write(descriptor, content)
-            while written < len(content):
-                written += os.write(descriptor, content[written:])
-            os.fchmod(descriptor, 0o644)  # whatever the umask
-            if durable:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(name, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # a failed write names no file
-        raise
-
-
-def read_json(path: Path) -> Any:
-    """Read strict JSON.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: empty, truncated, not UTF-8, not JSON or nested too deeply.
-    """
-    content = path.read_bytes()
-    if not content.strip():
-        raise ValueError(f"{path}: empty file")
-    try:
-        return json.loads(content.decode("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not whole JSON ({error})") from error
-    except RecursionError as error:
-        raise ValueError(f"{path}: nested too deeply") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +71,7 @@ class AttemptDir:
         """There when the run is not to be sent again by itself."""
         return self.path / "held"
 
-    def why_held(self) -> str | None:
+    def hold_reason(self) -> str | None:
         """Why the run is not to be sent again by itself, empty where it was cancelled; None when it may be."""
         try:
             return self.held.read_text(encoding="utf-8")
@@ -234,7 +162,7 @@ class RunDir:
 
     def write_spec(self, spec: RunSpec) -> None:
         """Write ``spec.json`` where it is another one or none."""
-        content = encoded(spec.to_json())
+        content = encode_json(spec.to_json())
         with contextlib.suppress(OSError):
             if self.spec.read_bytes() == content:
                 return
@@ -321,93 +249,6 @@ def _folders(folder: Path, on_error: Callable[[OSError], None] | None) -> list[P
             raise
         on_error(error)
         return []
-
-
-class EventLog:
-    """Append-only JSON lines of one rank of one attempt.
-
-    Each line has ``event``, ``time`` (seconds since the epoch, this host's clock) and ``t_s`` (seconds since this
-    process started, monotonic: durations are differences of ``t_s``, never of ``time``). One ``write`` call a line, so
-    a killed process leaves at most one broken last line, which :func:`read_events` leaves for later.
-    """
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        # A predecessor that was killed in the middle of a line must not swallow our first one.
-        if os.fstat(self._descriptor).st_size:
-            with open(path, "rb") as stream:
-                stream.seek(-1, os.SEEK_END)
-                if stream.read(1) != b"\n":
-                    os.write(self._descriptor, b"\n")
-
-    def write(self, event: str, **data: Any) -> None:
-        """Append one event; floats that JSON lacks become null."""
-        line = {"event": event, "time": time.time(), "t_s": time.monotonic() - _PROCESS_START, **data}
-        text = json.dumps(_finite(line), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        os.write(self._descriptor, _encoded(text) + b"\n")
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-_PROCESS_START = time.monotonic()
-
-
-def read_events(path: Path, offset: int = 0, *kinds: str) -> tuple[list[dict[str, Any]], int]:
-    """Whole lines from a byte offset on, and the offset to go on from.
-
-    A broken line in the middle (its writer was killed, the disk was full) is passed over; a last line without its
-    newline is left for the next call. A missing file has no events.
-
-    Args:
-        path: the file.
-        offset: where the last call stopped.
-        kinds: the events that are wanted; none for all. Other lines, such as those with every step's time, are mostly
-            passed over without being parsed.
-    """
-    try:
-        with open(path, "rb") as stream:
-            stream.seek(offset)
-            content = stream.read()
-    except FileNotFoundError:
-        return [], offset
-    end = content.rfind(b"\n") + 1
-    lines = content[:end].splitlines()
-    if kinds:
-        wanted = tuple(f'{_EVENT_START}{kind}"'.encode() for kind in kinds)
-        lines = [line for line in lines if line.startswith(wanted) or not line.startswith(_EVENT_START.encode())]
-    events = [e for e in _parse(lines) if isinstance(e, dict) and isinstance(e.get("event"), str)]
-    return [e for e in events if not kinds or e["event"] in kinds], offset + end
-
-
-_EVENT_START = '{"event":"'
-"""How :class:`EventLog` begins each line."""
-
-
-def _parse(lines: list[bytes]) -> list[Any]:
-    """The values of JSON lines; all at once when none is broken, which is much faster."""
-    try:
-        values: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
-        if len(values) == len(lines):
-            return values
-    except (ValueError, RecursionError):
-        pass
-    values = []
-    for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            values.append(json.loads(line))
-    return values
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if value - value == 0.0 else None
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    return value
 
 
 def _mapping(path: Path) -> dict[str, Any]:

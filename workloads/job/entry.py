@@ -1,6 +1,6 @@
-"""The callable that submitit runs on every rank: ``workloads.entry.run``. Frameworks come after the hardware check.
+"""The callable that submitit runs on every rank: ``workloads.job.entry.run``. Frameworks come after the hardware check.
 
-By hand, under any launcher: ``python -m workloads.entry RUN_DIR ATTEMPT``.
+By hand, under any launcher: ``python -m workloads.job.entry RUN_DIR ATTEMPT``.
 
 How an attempt ends, as the launcher sees it, is an :class:`ExitCode`. What a rank that fails owes the others is speed:
 it writes what it knows and leaves at once, past exit handlers that might wait for a collective call that never comes.
@@ -22,13 +22,17 @@ from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from pathlib import Path
 
-from workloads import arrays, frozen, provenance, registry, slurm_start
+from workloads import registry
 from workloads.contract import RANK_LOST, RunResult, State
 from workloads.errors import InputError, JobError, OrchestrateError
-from workloads.job import Events, Interrupted, Job, Orders, say
-from workloads.rundir import AttemptDir, RunDir
-from workloads.watchdog import Pulse
-from workloads.world import World, check, visible_gpus
+from workloads.files import array_record
+from workloads.files.run_dir import AttemptDir, RunDir
+from workloads.job import slurm_owner
+from workloads.job.context import Events, Interrupted, Job, StopSignals, print_error
+from workloads.job.watchdog import Pulse
+from workloads.job.world import World, check, visible_gpus
+from workloads.measurement import timing
+from workloads.provenance import code_snapshot
 
 ENGINES = {
     "torch": "workloads.engines.torch_loop",
@@ -63,12 +67,12 @@ def run(run_dir: str, attempt: int) -> None:
     """
     place = RunDir(Path(run_dir))
     folder = place.attempt(attempt).create()
-    orders = Orders()
-    orders.listen()
+    stop_signals = StopSignals()
+    stop_signals.install()
     # Device numbers shall mean the same to nvidia-smi and CUDA where GPUs of several kinds share a node.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    if why := slurm_start.claim(folder):
-        say(f"nothing to do: {why}")
+    if why := slurm_owner.claim(folder):
+        print_error(f"nothing to do: {why}")
         _leave(ExitCode.SUCCEEDED)
     world = World.from_environment()
     events = Events(folder.events(world.rank))
@@ -80,18 +84,18 @@ def run(run_dir: str, attempt: int) -> None:
         rank=world.rank,
         argv=sys.argv,
         logs=[_target_of(stream) for stream in (1, 2)],
-        **slurm_start.facts(),
+        **slurm_owner.facts(),
     )
     try:
-        _carry_out(place, folder, world, events, orders, result)
+        _carry_out(place, folder, world, events, stop_signals, result)
     except Interrupted as order:
-        orders.only_note()
+        stop_signals.record_only()
         events.write("interrupt", signal=str(order), epoch=result.epochs_done)
-        say(f"told to end by {order}; the last checkpoint stays")
+        print_error(f"told to end by {order}; the last checkpoint stays")
         _leave(ExitCode.INTERRUPTED)
     except BaseException as error:
-        orders.only_note()
-        _leave(_fail(error, folder, world, events, orders, result))
+        stop_signals.record_only()
+        _leave(_fail(error, folder, world, events, stop_signals, result))
     result.state = State.SUCCEEDED
     result.ended_at = _now()
     if world.rank == 0 and not write_result(folder, result):
@@ -106,18 +110,18 @@ def run_task(array: str) -> None:
     Args:
         array: the array's folder, where its record and specs are.
     """
-    (attempt,) = arrays.lay_out(Path(array), [int(os.environ["SLURM_ARRAY_TASK_ID"])])
+    (attempt,) = array_record.create_run_folders(Path(array), [int(os.environ["SLURM_ARRAY_TASK_ID"])])
     run(str(attempt.path.parent.parent), attempt.number)
 
 
 def _carry_out(
-    place: RunDir, folder: AttemptDir, world: World, events: Events, orders: Orders, result: RunResult
+    place: RunDir, folder: AttemptDir, world: World, events: Events, stop_signals: StopSignals, result: RunResult
 ) -> None:
     try:
         spec = place.read_spec()
     except (OSError, ValueError) as error:
         raise JobError("the run's spec cannot be read", where=str(place.spec), why=str(error)) from error
-    about = frozen.check(_runs_folder(place), spec.snapshot, thorough=world.local_rank == 0)
+    about = code_snapshot.check(_runs_folder(place), spec.snapshot, thorough=world.local_rank == 0)
     result.provenance |= about
     check(
         world,
@@ -142,15 +146,15 @@ def _carry_out(
                 world=world,
                 events=events,
                 pulse=pulse,
-                orders=orders,
+                stop_signals=stop_signals,
                 result=result,
             )
         )
         pulse.phase = "done"
     result.provenance |= about
-    if escaped := frozen.unfrozen(_runs_folder(place), spec.snapshot):
+    if escaped := code_snapshot.imported_outside(_runs_folder(place), spec.snapshot):
         result.provenance["unfrozen"] = escaped
-        say(f"imported, and not part of what was frozen at submit: {', '.join(escaped)}")
+        print_error(f"imported, and not part of what was frozen at submit: {', '.join(escaped)}")
 
 
 def _runs_folder(place: RunDir) -> Path:
@@ -176,7 +180,7 @@ def write_result(folder: AttemptDir, result: RunResult) -> bool:
             return True
         except OSError as error:
             problem = error
-    say(
+    print_error(
         f"{folder.result}: the result cannot be written: {problem}\n"
         f"  fix: make room, then orchestrate retry; this is what was measured:\n{json.dumps(short.to_json())}"
     )
@@ -184,19 +188,19 @@ def write_result(folder: AttemptDir, result: RunResult) -> bool:
 
 
 def _fail(
-    error: BaseException, folder: AttemptDir, world: World, events: Events, orders: Orders, result: RunResult
+    error: BaseException, folder: AttemptDir, world: World, events: Events, stop_signals: StopSignals, result: RunResult
 ) -> ExitCode:
-    """Put a failure on record and say how to exit."""
+    """Put a failure on record and print_error how to exit."""
     state, reason, code = classify(error)
     if reason == RANK_LOST:
-        _wait_for_root_cause(folder, orders)
-        if orders.signal is not None:
-            events.write("interrupt", signal=orders.signal, epoch=result.epochs_done)
+        _wait_for_root_cause(folder, stop_signals)
+        if stop_signals.signal is not None:
+            events.write("interrupt", signal=stop_signals.signal, epoch=result.epochs_done)
             return ExitCode.INTERRUPTED
     message = str(error) if isinstance(error, OrchestrateError) else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))
     # What the user did is told in a sentence; a traceback is for what we did.
-    say(f"rank {world.rank}: {message}" if isinstance(error, OrchestrateError) else trace)
+    print_error(f"rank {world.rank}: {message}" if isinstance(error, OrchestrateError) else trace)
     events.write("error", failure_class=reason, message=message, traceback=trace, rank=world.rank)
     if not _knows_better(folder, reason):
         result.state, result.reason, result.ended_at = state, reason, _now()
@@ -237,10 +241,10 @@ def classify(error: BaseException) -> tuple[State, str, ExitCode]:
     return State.FAILED, "program_error", ExitCode.FAILED
 
 
-def _wait_for_root_cause(folder: AttemptDir, orders: Orders) -> None:
-    """When a peer vanished, either it failed and is about to say why, or the whole job was told to end."""
+def _wait_for_root_cause(folder: AttemptDir, stop_signals: StopSignals) -> None:
+    """When a peer vanished, either it failed and is about to print_error why, or the whole job was told to end."""
     deadline = time.monotonic() + ROOT_CAUSE_WAIT_S
-    while time.monotonic() < deadline and orders.signal is None and not folder.result.exists():
+    while time.monotonic() < deadline and stop_signals.signal is None and not folder.result.exists():
         time.sleep(0.05)
 
 
@@ -251,7 +255,7 @@ def _leave(code: ExitCode) -> None:
 
 
 def _started_at() -> str:
-    return (datetime.now(UTC) - timedelta(seconds=provenance.process_age_s())).isoformat(timespec="seconds")
+    return (datetime.now(UTC) - timedelta(seconds=timing.process_age_s())).isoformat(timespec="seconds")
 
 
 def _now() -> str:

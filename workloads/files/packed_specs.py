@@ -14,24 +14,26 @@ from dataclasses import asdict, fields
 from operator import attrgetter
 from typing import Any
 
-from workloads.contract import SPEC_VERSION, Execution, Expectation, RunSpec, TrainConfig
-from workloads.rundir import encoded
+from workloads.contract import SPEC_VERSION, Execution, Expectation, Hardware, RunSpec, TrainConfig
+from workloads.files.json_file import encode_json
 
 _NAMES = [f.name for f in fields(RunSpec) if f.name != "train"]
 _NAMES += [f"train.{f.name}" for f in fields(TrainConfig)]
 _values_of = attrgetter(*_NAMES)
 
 
-def packed(specs: Sequence[RunSpec]) -> bytes:
+def pack_specs(specs: Sequence[RunSpec]) -> bytes:
     """The content of a file of one spec or more."""
     columns = dict(zip(_NAMES, zip(*map(_values_of, specs), strict=True), strict=True))
     own = [name for name, column in columns.items() if name == "run_id" or not _is_one(column)]
     common = {name: _plain(columns[name][0]) for name in _NAMES if name not in own}
     runs = [list(map(_plain, row)) for row in zip(*(columns[name] for name in own), strict=True)]
-    return encoded({"spec_version": SPEC_VERSION, "common": common, "own": own, "runs": runs})
+    return encode_json({"spec_version": SPEC_VERSION, "common": common, "own": own, "runs": runs})
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Hardware):
+        return str(value)
     return asdict(value) if isinstance(value, (Execution, Expectation)) else value
 
 
@@ -40,7 +42,7 @@ def _is_one(column: tuple[Any, ...]) -> bool:
     return column.count(column[0]) == len(column) and len(set(map(type, column))) == 1
 
 
-def unpacked(content: bytes, indexes: Iterable[int] | None = None) -> list[RunSpec]:
+def unpack_specs(content: bytes, indexes: Iterable[int] | None = None) -> list[RunSpec]:
     """The specs in a file's content, or those at some places.
 
     Raises:

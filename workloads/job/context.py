@@ -11,17 +11,18 @@ from types import FrameType
 from typing import Any, TextIO
 
 from workloads.contract import RunResult, RunSpec
-from workloads.rundir import AttemptDir, EventLog, RunDir
-from workloads.watchdog import Pulse
-from workloads.world import World
+from workloads.files.event_log import EventLog
+from workloads.files.run_dir import AttemptDir, RunDir
+from workloads.job.watchdog import Pulse
+from workloads.job.world import World
 
 
-def say(text: str) -> None:
+def print_error(text: str) -> None:
     """Tell people through standard error, whose file may lie on the very disk that is full."""
     _print(text, sys.stderr)
 
 
-def report(text: str) -> None:
+def print_progress(text: str) -> None:
     """A line on how it goes, on standard output; what counts goes to events and results."""
     _print(text, sys.stdout)
 
@@ -35,25 +36,25 @@ class Interrupted(BaseException):
     """The job was told to end: its time is up, something more urgent wants the node, or somebody cancelled it."""
 
 
-class Orders:
+class StopSignals:
     """SIGTERM, SIGINT and SIGUSR2, obeyed at once during start-up and between two steps later on."""
 
     def __init__(self) -> None:
         self.signal: str | None = None
         self.deferred = False
-        """Whether the receiver asks at moments of its own choice, through :meth:`obey`."""
+        """Whether the receiver asks at moments of its own choice, through :meth:`raise_if_stopped`."""
         self._leaving = False
 
-    def listen(self) -> None:
+    def install(self) -> None:
         """Take over from whatever handlers the launcher has set."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._receive)
 
-    def only_note(self) -> None:
+    def record_only(self) -> None:
         """From now on nothing is interrupted: the rank is leaving anyway, and has to say why."""
         self._leaving = True
 
-    def obey(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raises Interrupted when an order has come."""
         if self.signal is not None:
             raise Interrupted(self.signal)
@@ -79,7 +80,7 @@ class Events(EventLog):
         except OSError as error:
             if not self._complained:
                 self._complained = True
-                say(f"{self._path}: events are being lost: {error}")
+                print_error(f"{self._path}: events are being lost: {error}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,6 @@ class Job:
     world: World
     events: Events
     pulse: Pulse
-    orders: Orders
+    stop_signals: StopSignals
     result: RunResult
     """Filled in as things are measured, so that a failure keeps what was measured before it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -221,18 +221,12 @@ class Tally:
         return statistics.median(self.times_s) if self.times_s else 0.0
 
 
-def memory_bytes(*devices: torch.device) -> tuple[int, int]:
-    """(allocated now, peak): of the tensors on the device that has most of each, or of this process on a CPU."""
-    if devices[0].type == "cuda":
-        import torch
-
-        return max(map(torch.cuda.memory_allocated, devices)), max(map(torch.cuda.max_memory_allocated, devices))
-    return process_memory_bytes()
-
-
-def process_memory_bytes() -> tuple[int, int]:
-    """(resident now, peak) of this process."""
-    status = Path("/proc/self/status").read_text()
-    now, peak = (re.search(rf"^{key}:\s+(\d+) kB$", status, re.MULTILINE) for key in ("VmRSS", "VmHWM"))
-    assert now is not None and peak is not None
-    return int(now[1]) * 1024, int(peak[1]) * 1024
+def process_age_s() -> float:
+    """Seconds since this process was started, the interpreter's own start included."""
+    try:
+        # The process name, in parentheses, may hold blanks and parentheses itself.
+        values = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started_s = int(values[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.process_time()

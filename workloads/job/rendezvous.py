@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from workloads.errors import JobError
-from workloads.rundir import read_json, write_json
-from workloads.world import World
+from workloads.files.json_file import read_json, write_json
+from workloads.job.world import World
 
 LOOPBACK = "127.0.0.1"
 

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from workloads.contract import State
-from workloads.rundir import AttemptDir, RunDir, read_json, write_json
+from workloads.files.json_file import read_json, write_json
+from workloads.files.run_dir import AttemptDir, RunDir
 
 
 def is_job(env: Mapping[str, str] = os.environ) -> bool:

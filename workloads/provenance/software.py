@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import platform
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -26,7 +22,6 @@ MEASURED_PACKAGES = frozenset(
 )
 """Distributions whose version may change what is learned or how fast; others do not make results stale."""
 
-_TOLD_VARIABLES = re.compile(r"(CUDA|NCCL|GLOO|OMP|MKL|TORCH|PYTORCH|SLURM_(JOB|STEP|NODE|CPU|GPU|NTASKS|TASKS)).*")
 _TOOL_TIMEOUT_S = 10
 
 
@@ -59,11 +54,11 @@ def packages_digest(versions: Mapping[str, str]) -> str:
     Args:
         versions: canonical name -> version; others than :data:`MEASURED_PACKAGES` may be among them.
     """
-    text = "\n".join(f"{name}=={version}" for name, version in measured(versions).items())
+    text = "\n".join(f"{name}=={version}" for name, version in measured_versions(versions).items())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def measured(versions: Mapping[str, str]) -> dict[str, str]:
+def measured_versions(versions: Mapping[str, str]) -> dict[str, str]:
     """Those of the distributions that may change a measurement."""
     return {name: versions[name] for name in sorted(MEASURED_PACKAGES & versions.keys())}
 
@@ -71,7 +66,7 @@ def measured(versions: Mapping[str, str]) -> dict[str, str]:
 @cache
 def code_digest() -> str:
     """Digest of the source of the installed package ``workloads``: the code that runs in a job, but for plug-ins."""
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         content = path.read_bytes()
@@ -80,44 +75,9 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def process_age_s() -> float:
-    """Seconds since this process was started, the interpreter's own start included."""
-    try:
-        # The process name, in parentheses, may hold blanks and parentheses itself.
-        values = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        started_s = int(values[19]) / os.sysconf("SC_CLK_TCK")
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
-    except (OSError, ValueError, IndexError, AttributeError):
-        return time.process_time()
-
-
-def collect(code: str) -> dict[str, Any]:
-    """What can be told without a framework; the engine adds what its framework knows.
-
-    Args:
-        code: digest of the run's code, ``frozen.digest_of_run``.
-    """
-    packages = installed_packages()
-    return {
-        "code_digest": code,
-        "packages_digest": packages_digest(packages),
-        "packages": {name: packages[name] for name in sorted((MEASURED_PACKAGES | {"submitit"}) & packages.keys())},
-        "git": git(),
-        "python": platform.python_version(),
-        "executable": sys.executable,
-        "argv": sys.argv,
-        "hostname": socket.gethostname(),
-        "kernel": platform.release(),
-        "cpu_model": _cpu_model(),
-        "cores": os.cpu_count(),
-        "driver": _driver(),
-        "environment": {k: v for k, v in sorted(os.environ.items()) if _TOLD_VARIABLES.fullmatch(k)},
-    }
-
-
 def git() -> dict[str, Any] | None:
     """Commit of the checkout the package is run from, and whether the package differs from it; None outside of one."""
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1]
     tool = shutil.which("git")
     if tool is None or not (folder.parent / ".git").exists():
         return None
@@ -135,19 +95,3 @@ def git() -> dict[str, Any] | None:
     if commit is None:
         return None
     return {"commit": commit[1], "dirty": any(not line.startswith("#") for line in done.stdout.splitlines())}
-
-
-def _cpu_model() -> str | None:
-    try:
-        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return match[1] if match else None
-
-
-def _driver() -> str | None:
-    """The NVIDIA kernel driver's version."""
-    try:
-        return Path("/sys/module/nvidia/version").read_text().strip()
-    except OSError:
-        return None

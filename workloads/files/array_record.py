@@ -1,7 +1,7 @@
 """A Slurm array on disk, as both ends of it read it: which attempt each task is, and making that attempt's folder.
 
     RUNS/jobs/orc-<token>/array.json     one array, whole before its sbatch: index -> attempt
-    RUNS/jobs/orc-<token>/specs.json     the spec of each task's run (workloads.specs)
+    RUNS/jobs/orc-<token>/specs.json     the spec of each task's run (workloads.files.packed_specs)
 
 A run gets its folder when its job starts, so that thousands of jobs that wait are two files. Where an attempt ends
 without having started, whoever notes that makes the folder.
@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from workloads.rundir import AttemptDir, RunDir, read_json, write_json
-from workloads.specs import unpacked
+from workloads.files.json_file import read_json, write_json
+from workloads.files.packed_specs import unpack_specs
+from workloads.files.run_dir import AttemptDir, RunDir
 
 
 def record_file(array: Path) -> Path:
@@ -27,7 +28,7 @@ def specs_file(array: Path) -> Path:
     return array / "specs.json"
 
 
-def lay_out(array: Path, indexes: Iterable[int]) -> list[AttemptDir]:
+def create_run_folders(array: Path, indexes: Iterable[int]) -> list[AttemptDir]:
     """Make the folders and files of the attempts that some tasks carry out, as far as they are not there.
 
     May be done again, and by several at once: each of them writes the same.
@@ -39,7 +40,7 @@ def lay_out(array: Path, indexes: Iterable[int]) -> list[AttemptDir]:
     record = read_json(record_file(array))
     indexes = list(indexes)
     made = []
-    for index, spec in zip(indexes, unpacked(specs_file(array).read_bytes(), indexes), strict=True):
+    for index, spec in zip(indexes, unpack_specs(specs_file(array).read_bytes(), indexes), strict=True):
         run_id, number, *_ = record["tasks"][index]
         run = RunDir.of(array.parent.parent, run_id)
         attempt = run.attempt(number).create()
@@ -47,12 +48,12 @@ def lay_out(array: Path, indexes: Iterable[int]) -> list[AttemptDir]:
         if run.attempts()[-1].number == number:
             run.write_spec(spec)
         if not attempt.submission.exists():
-            write_json(attempt.submission, submission(record, index), durable=False)
+            write_json(attempt.submission, submission_record(record, index), durable=False)
         made.append(attempt)
     return made
 
 
-def submission(record: Mapping[str, Any], index: int) -> dict[str, Any]:
+def submission_record(record: Mapping[str, Any], index: int) -> dict[str, Any]:
     """What ``submission.json`` says of a task's attempt: what is the same for the array, and its own."""
     _, attempt, token, *own = record["tasks"][index]
     job_id = f"{record['job_id']}_{index}" if record["job_id"] else None

@@ -1,0 +1,1 @@
+"""The job process: launch, checks against the plan, rendezvous, staging, watchdog."""

@@ -1,0 +1,1 @@
+"""Times, memory and GPU telemetry of a run."""

@@ -1,0 +1,1 @@
+"""Which code, packages and machine produced a result."""
