@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.backends.base import Executor
 from orchestrator.backends.local.executor import LocalExecutor
-from orchestrator.backends.slurm.executor import SlurmCluster
+from orchestrator.backends.slurm.executor import SlurmExecutor
 from orchestrator.backends.slurm.records import ArrayFolder
 from orchestrator.cluster.resources import LOCAL
-from orchestrator.tracking.assess import Outlook, outlooks
-from orchestrator.tracking.recovery import Action
+from orchestrator.tracking.assess import Assessment, assess_runs
+from orchestrator.tracking.recovery import RecoveryAction
 from workloads.contract import State
 from workloads.files.json_file import read_json
 from workloads.files.run_dir import AttemptDir, RunDir
@@ -57,7 +57,7 @@ class RunStatus:
     job_id: str | None
     target: str | None
     recovery: str = ""
-    """What is to be done about its end, else what was done (``recovery.Action``); empty for nothing."""
+    """What is to be done about its end, else what was done (``recovery.RecoveryAction``); empty for nothing."""
     recovery_message: str = ""
     """The same in a sentence."""
     recoveries: int = 0
@@ -65,14 +65,14 @@ class RunStatus:
     progress: Progress
 
     @property
-    def comes_again(self) -> bool:
+    def will_resubmit(self) -> bool:
         """Whether it has ended, and recovery is to send it again."""
-        return self.state.ended_badly and bool(self.recovery) and Action(self.recovery).sends
+        return self.state.ended_badly and bool(self.recovery) and RecoveryAction(self.recovery).resubmits
 
 
-def executor(target: str, runs: Path) -> Executor | None:
+def find_executor(target: str, runs: Path) -> Executor | None:
     """What carries out attempts of a target; None when nothing here does."""
-    return LocalExecutor(runs) if target == LOCAL else SlurmCluster.of(runs, target)
+    return LocalExecutor(runs) if target == LOCAL else SlurmExecutor.of(runs, target)
 
 
 def refresh(store: Store, runs: Path, *, fresh: bool = False) -> list[Problem]:
@@ -96,12 +96,12 @@ def refresh(store: Store, runs: Path, *, fresh: bool = False) -> list[Problem]:
     for record in live(store):
         by_target.setdefault(record.target, []).append(record)
     for target, records in by_target.items():
-        carrier = executor(target, runs)
-        if carrier is None:
+        executor = executor(target, runs)
+        if executor is None:
             continue
         places = [attempt_dir(runs, record) for record in records]
         asked = [(place, record.token or "", record.state) for place, record in zip(places, records, strict=True)]
-        for record, place, found in zip(records, places, carrier.look(asked, fresh=fresh), strict=True):
+        for record, place, found in zip(records, places, executor.status(asked, fresh=fresh), strict=True):
             mark = Mark(
                 record.run_id,
                 record.attempt,
@@ -133,26 +133,30 @@ def _lay_out_unknown(store: Store, runs: Path) -> list[Problem]:
         unknown = [index for index, task in enumerate(record.tasks) if task.token not in known]
         try:
             if unknown:
-                arrays.lay_out(record, unknown)
+                arrays.create_run_folders(record, unknown)
         except (OSError, ValueError) as error:
             problems.append(problem(arrays.of(record), error))
     return problems
 
 
-def statuses(store: Store, runs: Path, known: Mapping[str, Outlook] | None = None) -> list[RunStatus]:
+def statuses(store: Store, runs: Path, known: Mapping[str, Assessment] | None = None) -> list[RunStatus]:
     """Every run of the store, as the last :func:`refresh` left it, with the progress of those that run.
 
     Args:
         store: open.
         runs: the runs folder.
-        known: the outlooks, if somebody has them.
+        known: the assess_runs, if somebody has them.
     """
     from db.queries import run_states
 
     records = sorted(run_states(store).values(), key=lambda record: (record.experiment, record.label, record.run_id))
     recovery: dict[str, dict[str, Any]] = {
-        run_id: {"recovery": outlook.action, "recovery_message": outlook.message, "recoveries": outlook.recoveries}
-        for run_id, outlook in (outlooks(store, runs) if known is None else known).items()
+        run_id: {
+            "recovery": assessment.action,
+            "recovery_message": assessment.message,
+            "recoveries": assessment.recoveries,
+        }
+        for run_id, assessment in (assess_runs(store, runs) if known is None else known).items()
     }
     return [
         RunStatus(

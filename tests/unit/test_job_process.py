@@ -174,8 +174,8 @@ def test_the_pulse_shows_progress_and_leaves_no_trace_of_a_hang(attempt: Attempt
 PATIENT = """
 import sys, time
 from pathlib import Path
-from workloads.rundir import AttemptDir
-from workloads.watchdog import Pulse
+from workloads.files.run_dir import AttemptDir
+from workloads.job.watchdog import Pulse
 with Pulse(AttemptDir(Path(sys.argv[1])), 0, hang_timeout_s=1) as pulse:
     pulse.await_for(60)
     time.sleep(2)

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.backends import submit_lock
-from orchestrator.backends.base import NO_ROOM, UNREACHABLE, Delivery, Insisted, Receipt, Verdict
+from orchestrator.backends.base import SUBMIT_LIMIT, UNREACHABLE, ForcedCancel, Receipt, Request, Status
 from orchestrator.backends.exit_status import Exit
 from orchestrator.backends.slurm import commands, query, queue_choice
 from orchestrator.backends.slurm.observe import Evidence, Place
 from orchestrator.backends.slurm.query import Newest, SeenArray
-from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord, Site, SiteFolder, shape_key
+from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord, ClusterFolder, ClusterLimits, shape_key
 from orchestrator.backends.slurm.status import verdict
 from orchestrator.errors import OperationError
 from orchestrator.units import parse_time_limit
@@ -49,31 +49,31 @@ _NO_SLURM = re.compile(r"establish a configuration source|DNS SRV lookup failed"
 """What clients say that neither have a configuration nor find one: no controller was asked."""
 _NO_SBATCH = "submit did not finish, and there is no sbatch here; orchestrate submit on a login node goes on with it"
 
-REFUSAL_HINT = (
+REJECTION_HINT = (
     "the site says no more than that; check, in the cluster file: max_submit (jobs you may have queued), time_limit "
     "against the queue's max_time, the pair of partition and qos, the type of GPU, the account"
 )
 
 
-class SlurmCluster:
+class SlurmExecutor:
     """Carries out attempts on a cluster."""
 
     cancel_wait_s = 0.0
     """Ended jobs are seen at the next poll; nobody waits for that."""
 
-    def __init__(self, runs: Path, site: Site) -> None:
+    def __init__(self, runs: Path, site: ClusterLimits) -> None:
         self._runs = runs
         self._site = site
-        self._folder = SiteFolder(runs, site.name)
+        self._folder = ClusterFolder(runs, site.name)
         self._arrays = ArrayFolder(runs)
 
     @classmethod
-    def of(cls, runs: Path, target: str) -> SlurmCluster | None:
+    def of(cls, runs: Path, target: str) -> SlurmExecutor | None:
         """None when nothing was ever sent to this target from here."""
-        site = SiteFolder(runs, target).site()
+        site = ClusterFolder(runs, target).site()
         return None if site is None else cls(runs, site)
 
-    def room(self) -> int | None:
+    def capacity(self) -> int | None:
         """How many attempts the site takes now; None when it sets no limit, or does not tell."""
         if not self._site.max_submit:
             return None
@@ -85,31 +85,31 @@ class SlurmCluster:
         on_the_way = sum(len(a.tasks) for a in arrays if a.job_id is None or a.asked_at > heard_at)
         return max(0, self._site.max_submit - queued - on_the_way)
 
-    def wake(self) -> None:
+    def ensure_running(self) -> None:
         """Slurm needs no waking."""
 
-    def send(self, deliveries: Sequence[Delivery], *, patient: bool = True) -> list[Receipt]:
+    def submit(self, requests: Sequence[Request], *, patient: bool = True) -> list[Receipt]:
         """Send attempts as arrays, one for each resource shape and chunk; those sent before are looked for first.
 
         Args:
             patient: wait for word of an array that Slurm may or may not have.
         """
         if shutil.which("sbatch") is None:
-            return [Receipt(d.token, State.SUBMITTING, reason="interrupted", message=_NO_SBATCH) for d in deliveries]
+            return [Receipt(d.token, State.SUBMITTING, reason="interrupted", message=_NO_SBATCH) for d in requests]
         if leaking := commands.leaking():
             log.warning("not passed on to sbatch: %s", ", ".join(leaking))
         receipts: list[Receipt] = []
         places = self._places()
-        earlier = {places[d.token].record.name: places[d.token].record for d in deliveries if d.token in places}
+        earlier = {places[d.token].record.name: places[d.token].record for d in requests if d.token in places}
         for record in earlier.values():
             receipts += self._settle(record, patient=patient)
         places = self._places()
-        fresh = [d for d in deliveries if d.token not in places]
+        fresh = [d for d in requests if d.token not in places]
         receipts += self._send_fresh(fresh, patient=patient)
-        wanted = {d.token for d in deliveries}
+        wanted = {d.token for d in requests}
         return [receipt for receipt in receipts if receipt.token in wanted]
 
-    def _send_fresh(self, fresh: Sequence[Delivery], *, patient: bool) -> list[Receipt]:
+    def _send_fresh(self, fresh: Sequence[Request], *, patient: bool) -> list[Receipt]:
         """Send chunk by chunk. Where the site did not tell how many jobs it takes, that is found out by halving."""
         receipts: list[Receipt] = []
         chunks = deque(self._chunks(fresh))
@@ -121,7 +121,7 @@ class SlurmCluster:
                 continue
             interrupted = [Receipt(d.token, State.SUBMITTING, reason="interrupted") for d in chunk]
             said = self._send_array(chunk, patient=patient) or interrupted
-            if said[0].reason == NO_ROOM and len(chunk) > 1 and not self._site.max_submit:
+            if said[0].reason == SUBMIT_LIMIT and len(chunk) > 1 and not self._site.max_submit:
                 half = len(chunk) // 2
                 chunks.extendleft((chunk[half:], chunk[:half]))
                 continue
@@ -133,7 +133,7 @@ class SlurmCluster:
                 stopped_by = interrupted[-1]
         return receipts
 
-    def look(self, attempts: Iterable[tuple[AttemptDir, str, State]], *, fresh: bool = False) -> list[Verdict]:
+    def status(self, attempts: Iterable[tuple[AttemptDir, str, State]], *, fresh: bool = False) -> list[Status]:
         """The state of each attempt. What ended without a result gets its ``exit.json`` here."""
         wanted = list(attempts)
         records = list(self._arrays.open(self._site.name))
@@ -141,13 +141,13 @@ class SlurmCluster:
         tokens = {token for _, token, _ in wanted}
         concerned = [record for record in records if any(task.token in tokens for task in record.tasks)]
         newest = query.poll(self._folder, self._site, concerned, fresh=fresh)
-        submit_host = submit_lock.elsewhere(self._runs)
-        if not submit_host and not submit_lock.here(self._runs):
+        submit_host = submit_lock.other_host(self._runs)
+        if not submit_host and not submit_lock.is_held_here(self._runs):
             unfinished = {token for _, token, recorded in wanted if recorded is State.SUBMITTING}
             self._adopt_seen(newest, concerned, unfinished)
         places = _index(self._arrays.open(self._site.name))
-        submit_host = submit_lock.elsewhere(self._runs)
-        submit_alive = bool(submit_host) or submit_lock.here(self._runs)
+        submit_host = submit_lock.other_host(self._runs)
+        submit_alive = bool(submit_host) or submit_lock.is_held_here(self._runs)
         evidence = Evidence(self._runs, self._site, self._arrays)
         verdicts, ends = [], []
         for attempt, token, recorded in wanted:
@@ -189,11 +189,11 @@ class SlurmCluster:
             if not answer.ok and not _only_ended(answer.text):
                 raise answer.error(hint="nothing was changed here; orchestrate cancel asks again")
 
-    def insist(self, attempts: Sequence[tuple[AttemptDir, str]]) -> list[Insisted]:  # noqa: ARG002
+    def force_cancel(self, attempts: Sequence[tuple[AttemptDir, str]]) -> list[ForcedCancel]:  # noqa: ARG002
         """Slurm ends its jobs itself, with SIGKILL at last."""
         return []
 
-    def retire(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
+    def supersede(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
         """Take back from Slurm what it might start again, before a later attempt takes over."""
         places = _index(self._arrays.all(self._site.name))
         for _, token in attempts:
@@ -207,13 +207,13 @@ class SlurmCluster:
     def _places(self) -> dict[str, Place]:
         return _index(self._arrays.open(self._site.name))
 
-    def _chunks(self, deliveries: Sequence[Delivery]) -> Iterator[list[Delivery]]:
+    def _chunks(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
         """Runs of one shape and one code together, never more than an array may have; indices begin at 0 in each."""
-        by_shape: dict[tuple[str, str], list[Delivery]] = {}
+        by_shape: dict[tuple[str, str], list[Request]] = {}
         keys: dict[int, str] = {}  # of many runs that share one mapping
-        for delivery in deliveries:
-            key = keys.get(id(delivery.shape)) or keys.setdefault(id(delivery.shape), shape_key(delivery.shape))
-            by_shape.setdefault((key, delivery.spec.snapshot), []).append(delivery)
+        for request in requests:
+            key = keys.get(id(request.shape)) or keys.setdefault(id(request.shape), shape_key(request.shape))
+            by_shape.setdefault((key, request.spec.snapshot), []).append(request)
         most = self._site.array_index_max + 1
         if self._site.max_submit:
             most = min(most, self._site.max_submit)
@@ -221,7 +221,7 @@ class SlurmCluster:
             for start in range(0, len(group), most):
                 yield group[start : start + most]
 
-    def _send_array(self, chunk: Sequence[Delivery], *, patient: bool) -> list[Receipt]:
+    def _send_array(self, chunk: Sequence[Request], *, patient: bool) -> list[Receipt]:
         from orchestrator.backends.slurm import array_job
         from orchestrator.backends.slurm.array_job import Fate, Parcel, SubmissionError
         from workloads.job.entry import run_task
@@ -232,7 +232,7 @@ class SlurmCluster:
             return [Receipt(d.token, State.FAILED, reason="no_script", message=what) for d in chunk]
         # Slurm opens a job's output before its script can make a folder, and fails the job where there is none.
         jobs_folder(self._runs).mkdir(parents=True, exist_ok=True)
-        record = self._arrays.begin(ArrayRecord.new(self._site.name, chunk), [delivery.spec for delivery in chunk])
+        record = self._arrays.begin(ArrayRecord.new(self._site.name, chunk), [request.spec for request in chunk])
         spec = chunk[0].spec
         others = chunk[0].shape.get("arguments", {})
         record, queue = self._choose_queue(record, chunk, others)
@@ -258,7 +258,7 @@ class SlurmCluster:
             if error.fate is Fate.REFUSED:
                 self._arrays.discard(record)
                 said = error.answer.text or f"sbatch ended with exit code {error.answer.exit_code} and said nothing"
-                stays = UNREACHABLE if _NO_SLURM.search(said) else NO_ROOM if _SUBMIT_LIMIT.search(said) else ""
+                stays = UNREACHABLE if _NO_SLURM.search(said) else SUBMIT_LIMIT if _SUBMIT_LIMIT.search(said) else ""
                 state = State.PLANNED if stays else State.FAILED
                 return [Receipt(d.token, state, reason=stays or "refused", message=said) for d in chunk]
             log.warning("sbatch did not say whether it took %s: %s", record.name, error.answer.text)
@@ -266,7 +266,7 @@ class SlurmCluster:
         return self._sent(record)
 
     def _choose_queue(
-        self, record: ArrayRecord, chunk: Sequence[Delivery], others: Mapping[str, str]
+        self, record: ArrayRecord, chunk: Sequence[Request], others: Mapping[str, str]
     ) -> tuple[ArrayRecord, list[str]]:
         """The record with the queue that starts first, and how to say it; as it was where the script decides."""
         shape = chunk[0].shape
@@ -325,7 +325,7 @@ class SlurmCluster:
             log.warning("job %s is a second one of %s: cancelled", other, record.name)
             commands.run("scancel", f"--name={record.name}", other)
         assert record.job_id is not None
-        array_job.name_script(jobs_folder(self._runs), self._arrays.of(record), record.job_id)
+        array_job.rename_script(jobs_folder(self._runs), self._arrays.of(record), record.job_id)
         return self._sent(record)
 
     # --- looking ---
@@ -349,7 +349,7 @@ class SlurmCluster:
             elif not attempt.submission.exists():
                 missing.setdefault(place.record.token, (place.record, []))[1].append(place.index)
         for record, indexes in missing.values():
-            self._arrays.lay_out(record, indexes)
+            self._arrays.create_run_folders(record, indexes)
         for attempt, _, end in ends:
             end.write(attempt)
 
