@@ -17,7 +17,7 @@ from workloads.files.run_dir import AttemptDir, RunDir
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class Request:
     """One attempt that may be sent: its intent is recorded in the store."""
 
     token: str
@@ -41,7 +41,7 @@ class Delivery:
         """The attempt's folder, which may not be there yet."""
         return self.run.attempt(self.number)
 
-    def introduce(self) -> None:
+    def materialize(self) -> None:
         """Make the files of the run and the attempt; a submission that is there stays, as it may have the job id."""
         attempt = self.attempt.create()
         if self.about and not attempt.submission.exists():
@@ -49,7 +49,7 @@ class Delivery:
             write_json(attempt.submission, {**self.about, "job_id": None}, durable=False)
 
 
-NO_ROOM = "no_room"
+SUBMIT_LIMIT = "no_room"
 """Reason of what stays planned because this user's queue is full."""
 UNREACHABLE = "unreachable"
 """Reason of what stays planned because the scheduler's commands find no scheduler."""
@@ -57,7 +57,7 @@ UNREACHABLE = "unreachable"
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of one delivery."""
+    """What became of one request."""
 
     token: str
     state: State
@@ -69,7 +69,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Status:
     """What the witnesses say of one attempt."""
 
     state: State
@@ -82,7 +82,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Insisted:
+class ForcedCancel:
     """What came of ending an attempt that did not end when it was asked to."""
 
     token: str
@@ -100,17 +100,17 @@ class Executor(Protocol):
     """How long it takes at most until an attempt whose end was asked for has ended; 0 does not wait,
     and insists on nothing."""
 
-    def room(self) -> int | None:
+    def capacity(self) -> int | None:
         """How many attempts are taken now; None when there is no limit."""
 
-    def send(self, deliveries: Sequence[Delivery], *, patient: bool = True) -> list[Receipt]:
+    def submit(self, requests: Sequence[Request], *, patient: bool = True) -> list[Receipt]:
         """Hand attempts over, in order. One that was handed over before does no harm.
 
         Args:
-            patient: wait for word of an earlier delivery that is in doubt.
+            patient: wait for word of an earlier request that is in doubt.
         """
 
-    def look(self, attempts: Iterable[tuple[AttemptDir, str, State]], *, fresh: bool = False) -> list[Verdict]:
+    def status(self, attempts: Iterable[tuple[AttemptDir, str, State]], *, fresh: bool = False) -> list[Status]:
         """What is known now of each attempt, given as directory, token and the state that the store has.
 
         Args:
@@ -120,11 +120,11 @@ class Executor(Protocol):
     def cancel(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
         """Ask for an end of attempts, given as directory and token; one that has ended stays as it is."""
 
-    def insist(self, attempts: Sequence[tuple[AttemptDir, str]]) -> list[Insisted]:
+    def force_cancel(self, attempts: Sequence[tuple[AttemptDir, str]]) -> list[ForcedCancel]:
         """End attempts, given as directory and token, that were asked to and have not :attr:`cancel_wait_s` later."""
 
-    def retire(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
+    def supersede(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
         """See to it that attempts which ended, given as directory and token, do not come back: later ones take over."""
 
-    def wake(self) -> None:
+    def ensure_running(self) -> None:
         """See to it that what was sent goes on."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.backends.base import Verdict
+from orchestrator.backends.base import Status
 from workloads.contract import RANK_LOST, RunResult, State
 from workloads.files.event_log import read_events
 from workloads.files.json_file import read_json, write_json
@@ -111,7 +111,7 @@ def hung_ranks(attempt: AttemptDir, num_ranks: int) -> list[int]:
     return hung
 
 
-def own_result(attempt: AttemptDir) -> RunResult | None:
+def read_result_or_none(attempt: AttemptDir) -> RunResult | None:
     """The job's ``result.json``; None when it is missing, damaged or another run's."""
     try:
         return attempt.read_result()
@@ -119,12 +119,12 @@ def own_result(attempt: AttemptDir) -> RunResult | None:
         return None
 
 
-def own_verdict(attempt: AttemptDir) -> Verdict | None:
+def result_status(attempt: AttemptDir) -> Status | None:
     """How the job itself says that it ended; None when it did not, or only a rank that saw its peer go did."""
-    result = own_result(attempt)
+    result = read_result_or_none(attempt)
     if result is None or result.reason == RANK_LOST:
         return None
-    return Verdict(State(result.state), result.reason, result.message)
+    return Status(State(result.state), result.reason, result.message)
 
 
 def conclude(

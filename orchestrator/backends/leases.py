@@ -38,7 +38,7 @@ class Lease:
         os.close(self._descriptor)
 
 
-def take(name: str) -> Lease | None:
+def acquire(name: str) -> Lease | None:
     """Hold a name; None when somebody else has it."""
     holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
@@ -51,13 +51,13 @@ def take(name: str) -> Lease | None:
     return Lease(name, holder.detach())
 
 
-def take_some(names: Iterable[str], count: int) -> list[Lease]:
+def acquire_up_to(names: Iterable[str], count: int) -> list[Lease]:
     """Hold up to ``count`` of the names, in their order; names that others have are passed over."""
     taken: list[Lease] = []
     for name in names:
         if len(taken) == count:
             break
-        lease = take(name)
+        lease = acquire(name)
         if lease is not None:
             taken.append(lease)
     return taken
@@ -68,7 +68,7 @@ def release(leases: Sequence[Lease]) -> None:
         lease.release()
 
 
-def held(name: str) -> bool:
+def is_held(name: str) -> bool:
     """Whether anybody holds a name. Looks without touching it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
         try:
@@ -81,11 +81,11 @@ def held(name: str) -> bool:
     return True
 
 
-def gpu(uuid: str) -> str:
+def gpu_name(uuid: str) -> str:
     return f"gpu/{uuid}"
 
 
-def core(number: int) -> str:
+def core_name(number: int) -> str:
     return f"core/{number}"
 
 

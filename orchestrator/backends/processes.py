@@ -44,7 +44,7 @@ def of_attempt(token: str, *, session: int | None = None) -> list[int]:
     return found
 
 
-def supervisor_of(token: str) -> int | None:
+def find_supervisor(token: str) -> int | None:
     """The living supervisor of an attempt, which has its order, and so the token, on its command line."""
     mark = f'"token": "{token}"'.encode()
     for path in Path("/proc").iterdir():
@@ -63,7 +63,7 @@ def kill_supervised(token: str, supervisor: int) -> bool:
         os.kill(supervisor, signal.SIGSTOP)
     gone = kill_attempt(token, session=supervisor)
     deadline = time.monotonic() + 5.0
-    while (pid := supervisor_of(token)) is not None:
+    while (pid := find_supervisor(token)) is not None:
         if time.monotonic() > deadline:
             return False
         with contextlib.suppress(OSError):

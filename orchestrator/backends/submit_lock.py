@@ -26,9 +26,9 @@ TRUSTED_S = 600.0
 
 
 @contextlib.contextmanager
-def alone(runs: Path) -> Iterator[bool]:
+def acquire(runs: Path) -> Iterator[bool]:
     """Show that a submit is at work; whether no other one was before it, on this host or another."""
-    lease = leases.take(submit_name(runs))
+    lease = leases.acquire(submit_name(runs))
     if lease is None:
         yield False
         return
@@ -45,18 +45,18 @@ def alone(runs: Path) -> Iterator[bool]:
         lease.release()
 
 
-def here(runs: Path) -> bool:
+def is_held_here(runs: Path) -> bool:
     """Whether a submit is at work on this host."""
-    return leases.held(submit_name(runs))
+    return leases.is_held(submit_name(runs))
 
 
-def elsewhere(runs: Path) -> str:
+def other_host(runs: Path) -> str:
     """The name of another host where a submit is at work, as far as can be told from here; empty without one."""
     names = [_name(path) for path in _others(_file(runs, Host.here()))]
     return names[0] if names else ""
 
 
-def where(host: str) -> str:
+def describe_holder(host: str) -> str:
     """In words where a submit is at work; nothing for this host."""
     return f"a submit on {host} is at work on it" if host else ""
 

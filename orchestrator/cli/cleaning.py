@@ -11,13 +11,13 @@ import typer
 from orchestrator.cli import output
 from orchestrator.cli.options import DatabaseOption, RunsOption
 from orchestrator.errors import InputError, PartlyDoneError
-from orchestrator.tracking.clean import Keep, Kind
+from orchestrator.tracking.clean import ItemKind, KeepCheckpoints
 from orchestrator.units import counted
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
 from workloads.contract import State
 
 if TYPE_CHECKING:
-    from orchestrator.tracking.clean import Found, Rules
+    from orchestrator.tracking.clean import CleanPolicy, CleanReport
 
 app = typer.Typer()
 
@@ -27,8 +27,9 @@ _NAMED = 10
 @app.command()
 def clean(
     checkpoints: Annotated[
-        Keep, typer.Option("--keep", "-k", help="Which checkpoints stay: each run's last, the best over seeds, none.")
-    ] = Keep.LAST,
+        KeepCheckpoints,
+        typer.Option("--keep", "-k", help="Which checkpoints stay: each run's last, the best over seeds, none."),
+    ] = KeepCheckpoints.LAST,
     logs: Annotated[bool, typer.Option("--logs", help="Also what runs printed.")] = False,
     state: Annotated[
         list[State] | None, typer.Option("--state", help="Of runs in this state, succeeded unless given; repeatable.")
@@ -49,10 +50,10 @@ def clean(
 
     Example: orchestrate clean --keep best --older-than 7d --dry-run
     """
-    from orchestrator.tracking.clean import Rules
+    from orchestrator.tracking.clean import CleanPolicy
 
     workspace = Workspace.at(runs=runs, database=database)
-    rules = Rules(
+    rules = CleanPolicy(
         checkpoints=checkpoints,
         logs=logs,
         states=_ended(state or [State.SUCCEEDED]),
@@ -111,33 +112,33 @@ def _seconds(text: str) -> float:
         raise InputError(error.what.replace("time limit", "time"), where="--older-than", hint=error.hint) from error
 
 
-def _find(workspace: Workspace, rules: Rules) -> Found:
+def _find(workspace: Workspace, rules: CleanPolicy) -> CleanReport:
     from orchestrator.cli.refreshing import bring_up_to_date, insist_on_runs_folder
     from orchestrator.tracking import clean
 
     insist_on_runs_folder(workspace)
     if workspace.is_empty:
-        return clean.Found()
-    from db.engine import open_store
-    from db.queries import run_states
+        return clean.CleanReport()
+    from db.connect import open_store
+    from db.queries import run_records
 
     with open_store(workspace.database) as store:
         bring_up_to_date(store, workspace.runs)
         needed = clean.needed_snapshots(store, workspace.runs)
-        return clean.find(workspace.runs, run_states(store), needed, rules)
+        return clean.find(workspace.runs, run_records(store), needed, rules)
 
 
-def _remove(workspace: Workspace, found: Found) -> Found:
-    from db.engine import open_store
+def _remove(workspace: Workspace, found: CleanReport) -> CleanReport:
+    from db.connect import open_store
     from orchestrator.tracking import clean
 
     with open_store(workspace.database) as store:
         return clean.remove(store, workspace.runs, found.items)
 
 
-def _show(found: Found) -> None:
+def _show(found: CleanReport) -> None:
     rows = []
-    for kind in Kind:
+    for kind in ItemKind:
         items = [item for item in found.items if item.kind is kind]
         if items:
             total = sum(item.size_bytes for item in items)
@@ -154,7 +155,7 @@ def _show(found: Found) -> None:
         output.talk(f"{counted(found.num_live, 'run')} under way: nothing of that is removed")
 
 
-def _total(found: Found) -> str:
+def _total(found: CleanReport) -> str:
     return _size(sum(item.size_bytes for item in found.items))
 
 
@@ -169,13 +170,13 @@ def _size(size_bytes: int) -> str:
     return f"{total:,.0f} {unit}" if unit == "bytes" else f"{total:,.1f} {unit}"
 
 
-def _agreed(found: Found) -> bool:
+def _agreed(found: CleanReport) -> bool:
     if not sys.stdin.isatty():
         raise InputError("nobody is there to ask", hint="add --yes to remove, or --dry-run to look")
     return typer.confirm(f"Remove {_total(found)}? This cannot be undone.", err=True)
 
 
-def _told(found: Found, went: Found | None) -> dict[str, Any]:
+def _told(found: CleanReport, went: CleanReport | None) -> dict[str, Any]:
     gone = found if went is None else went
     return {
         "removed": went is not None,

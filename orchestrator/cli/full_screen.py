@@ -17,7 +17,7 @@ import tty
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.tracking.status_summary import Overview
+from orchestrator.tracking.status_summary import StatusSummary
 
 if TYPE_CHECKING:
     from orchestrator.cli.screen import Looks
@@ -44,7 +44,7 @@ class Screen:
         self._workspace = workspace
         self._console = Console(highlight=False)
         self._live = Live(console=self._console, screen=True, auto_refresh=False)
-        self._seen = Overview(looked_at=0.0)
+        self._seen = StatusSummary(updated_at=0.0)
         self._looks: Looks = Looks()
         self._left = threading.Event()
         self._closed = threading.Event()
@@ -95,7 +95,7 @@ class Screen:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
 
-    def show(self, seen: Overview) -> None:
+    def show(self, seen: StatusSummary) -> None:
         self._seen = seen
         self._ring()
 

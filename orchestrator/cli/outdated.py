@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from orchestrator.backends.slurm.records import SiteFolder
+from orchestrator.backends.slurm.records import ClusterFolder
 from orchestrator.cli import output
-from orchestrator.cluster import profiles
+from orchestrator.cluster import cluster_file
 from orchestrator.config import experiment as experiments
 from orchestrator.errors import OrchestrateError
 from orchestrator.planning import plan_file
@@ -41,7 +41,7 @@ def _ways_on(plan: Plan) -> str:
 
 def _planned_otherwise(workspace: Workspace, plan: Plan) -> list[str]:
     """Run ids whose job script in the plan is not the one that was sent last to its cluster for their shape."""
-    folder = SiteFolder(workspace.runs, plan.target)
+    folder = ClusterFolder(workspace.runs, plan.target)
     new = {script.shape for script in plan.scripts if folder.script(asdict(script.shape)) != script.text}
     return [run.cell.run_id for run in plan.runs if run.shape in new]
 
@@ -59,7 +59,7 @@ def _edited(plan: Plan) -> list[str]:
         return found
     try:
         named = os.environ.get("ORCHESTRATE_CLUSTER")
-        profile = profiles.choose(
+        profile = cluster_file.choose(
             local=False, named=Path(named) if named else None, cwd=Path.cwd(), hostname=socket.gethostname()
         )
     except OrchestrateError:

@@ -11,8 +11,8 @@ from orchestrator.errors import InputError, OrchestrateError
 from orchestrator.units import counted
 
 if TYPE_CHECKING:
-    from db.engine import Store
-    from orchestrator.tracking.assess import Outlook
+    from db.connect import Store
+    from orchestrator.tracking.assess import Assessment
     from orchestrator.tracking.tracker import RunStatus
     from orchestrator.workspace import Workspace
 
@@ -33,10 +33,10 @@ def refreshed(
     insist_on_runs_folder(workspace)
     if workspace.is_empty:
         return []
-    from db.engine import open_store
+    from db.connect import open_store
     from db.errors import StoreReadOnlyError
     from orchestrator.tracking import tracker
-    from orchestrator.tracking.assess import outlooks
+    from orchestrator.tracking.assess import assess_runs
 
     try:
         with open_store(workspace.database) as store:
@@ -45,10 +45,10 @@ def refreshed(
         say(f"note: {error.where}: {error.what}, so states may be old")
         recover = False
     with open_store(workspace.database, read_only=True) as store:
-        known = outlooks(store, workspace.runs)
-        due = [outlook for outlook in known.values() if outlook.decision.action.sends]
+        known = assess_runs(store, workspace.runs)
+        due = [assessment for assessment in known.values() if assessment.decision.action.resubmits]
         if recover and due and _recover(workspace, due, say):
-            known = outlooks(store, workspace.runs)
+            known = assess_runs(store, workspace.runs)
         return tracker.statuses(store, workspace.runs, known)
 
 
@@ -62,13 +62,13 @@ def insist_on_runs_folder(workspace: Workspace) -> None:
     there = folder.is_dir()
     if not workspace.has_database or (there and any(folder.iterdir())):
         return
-    from db.engine import open_store
+    from db.connect import open_store
     from db.errors import StoreError
-    from db.queries import run_states
+    from db.queries import run_records
 
     try:
         with open_store(workspace.database, read_only=True) as store:
-            known = sum(record.attempt > 0 for record in run_states(store).values())
+            known = sum(record.attempt > 0 for record in run_records(store).values())
     except StoreError:
         return  # empty, or it cannot be used: whoever uses it next says so
     if known:
@@ -80,7 +80,7 @@ def insist_on_runs_folder(workspace: Workspace) -> None:
         )
 
 
-def _recover(workspace: Workspace, due: Sequence[Outlook], say: Callable[[str], None]) -> bool:
+def _recover(workspace: Workspace, due: Sequence[Assessment], say: Callable[[str], None]) -> bool:
     """Whether something was done."""
     from orchestrator.submission import resubmit
 
@@ -105,9 +105,9 @@ def bring_up_to_date(
     try:
         if resumed := submitter.resume(store, runs):
             say(f"an interrupted submit was finished: {counted(len(resumed), 'run')} sent")
-        carrier = tracker.executor(LOCAL, runs)
-        assert carrier is not None, "this machine is always there"
-        carrier.wake()
+        executor = tracker.find_executor(LOCAL, runs)
+        assert executor is not None, "this machine is always there"
+        executor.ensure_running()
     except (OrchestrateError, OSError) as error:
         # Looking is still possible where acting is not.
         say(f"note: {error}")

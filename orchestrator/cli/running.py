@@ -22,7 +22,7 @@ from workloads.contract import State
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from orchestrator.backends.base import Insisted
+    from orchestrator.backends.base import ForcedCancel
     from orchestrator.tracking.tracker import RunStatus
     from workloads.files.run_dir import RunDir
 
@@ -173,11 +173,11 @@ def cancel(
         )
 
 
-def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> dict[str, Insisted]:
+def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> dict[str, ForcedCancel]:
     """Ask for the end of runs and insist on it; by run id, those that have not ended for all that."""
     import time
 
-    from db.engine import open_store
+    from db.connect import open_store
     from db.errors import StoreReadOnlyError
     from orchestrator.backends.exit_status import Exit
     from orchestrator.tracking import tracker
@@ -186,22 +186,22 @@ def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> dict[str, Insist
     places = {run.run_id: RunDir.of(workspace.runs, run.run_id).attempt(run.attempt) for run in live}
     # Read only, so that runs can be ended when their logs have filled the disk.
     with open_store(workspace.database, read_only=True) as store:
-        from db.submissions import live as live_attempts
+        from db.submissions import live_attempts
 
         tokens = {record.run_id: record.token or "" for record in live_attempts(store)}
-        left: dict[str, Insisted] = {}
+        left: dict[str, ForcedCancel] = {}
         for target in sorted({run.target or "" for run in live}):
-            carrier = tracker.executor(target, workspace.runs)
-            if carrier is None:
+            executor = tracker.find_executor(target, workspace.runs)
+            if executor is None:
                 raise OperationError(f"this version cannot cancel jobs of {target}", hint="scancel the job id")
             meant = [run for run in live if run.target == target and run.run_id in tokens]
-            carrier.cancel([(places[run.run_id], tokens[run.run_id]) for run in meant])
-            deadline = time.monotonic() + carrier.cancel_wait_s
+            executor.cancel([(places[run.run_id], tokens[run.run_id]) for run in meant])
+            deadline = time.monotonic() + executor.cancel_wait_s
             while meant and time.monotonic() < deadline:
                 meant = [run for run in meant if Exit.read(places[run.run_id]) is None]
                 time.sleep(0.1 if meant else 0)
             by_token = {tokens[run.run_id]: run for run in meant}
-            for each in carrier.insist([(places[run.run_id], token) for token, run in by_token.items()]):
+            for each in executor.force_cancel([(places[run.run_id], token) for token, run in by_token.items()]):
                 run = by_token[each.token]
                 if not each.ended:
                     left[run.run_id] = each
@@ -216,7 +216,7 @@ def _hold(workspace: Workspace, chosen: Sequence[RunStatus]) -> None:
     """See to it that what has ended is not sent again by itself."""
     from workloads.files.run_dir import RunDir
 
-    due = [run for run in chosen if run.comes_again]
+    due = [run for run in chosen if run.will_resubmit]
     for run in due:
         RunDir.of(workspace.runs, run.run_id).attempt(run.attempt).create().held.touch()
     if due:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from orchestrator.cli.output import visible
-from orchestrator.tracking.status_summary import Group, Overview, progress_in_words, share_done
+from orchestrator.tracking.status_summary import Group, StatusSummary, describe_progress, fraction_done
 from workloads.contract import State
 
 if TYPE_CHECKING:
@@ -64,18 +64,18 @@ class Looks:
     log: bool = False
     help: bool = False
 
-    def runs(self, seen: Overview) -> Sequence[RunStatus]:
+    def runs(self, seen: StatusSummary) -> Sequence[RunStatus]:
         return [run for run in seen.ordered if self.only.takes(run)]
 
     def index(self, runs: Sequence[RunStatus]) -> int:
         """Where the selected run is; it stays selected when it moves."""
         return next((i for i, run in enumerate(runs) if run.run_id == self.selected), 0)
 
-    def chosen(self, seen: Overview) -> RunStatus | None:
+    def chosen(self, seen: StatusSummary) -> RunStatus | None:
         runs = self.runs(seen)
         return runs[self.index(runs)] if runs else None
 
-    def press(self, key: str, seen: Overview, page: int = 10) -> Looks:
+    def press(self, key: str, seen: StatusSummary, page: int = 10) -> Looks:
         """What is seen after a key; unknown keys do nothing."""
         if key == "?" or (key == "escape" and self.help):
             return replace(self, help=not self.help)
@@ -123,13 +123,13 @@ def keys_in(typed: str) -> list[str]:
     return [_NAMES.get(key, key) for key in _KEY.findall(typed)]
 
 
-def page(seen: Overview, looks: Looks, height: int) -> int:
+def page(seen: StatusSummary, looks: Looks, height: int) -> int:
     """How many runs are listed on a screen of so many lines."""
     left = height - len(_head(seen, 80)) - 1
     return max(1, left // _HALF_OF_SCREEN if looks.log else left)
 
 
-def draw(seen: Overview, looks: Looks, log: Sequence[str], size: tuple[int, int]) -> Text:
+def draw(seen: StatusSummary, looks: Looks, log: Sequence[str], size: tuple[int, int]) -> Text:
     """The whole screen.
 
     Args:
@@ -156,12 +156,12 @@ def draw(seen: Overview, looks: Looks, log: Sequence[str], size: tuple[int, int]
     return Text("\n").join(lines[-height:])
 
 
-def _head(seen: Overview, width: int) -> list[Text]:
-    age_s = time.time() - seen.looked_at
-    when = time.strftime("%H:%M:%S", time.localtime(seen.looked_at)) if seen.looked_at else "never"
+def _head(seen: StatusSummary, width: int) -> list[Text]:
+    age_s = time.time() - seen.updated_at
+    when = time.strftime("%H:%M:%S", time.localtime(seen.updated_at)) if seen.updated_at else "never"
     title = Text(f"orchestrate watch   as of {when}", "bold")
     if seen.problem:
-        ago = f", {age_s:.0f} s ago" if seen.looked_at else ""
+        ago = f", {age_s:.0f} s ago" if seen.updated_at else ""
         title.append(f"{ago}   cannot look: {visible(seen.problem)}", "bold red")
     ended = f" {seen.num_ended:,}/{seen.total:,} ended"
     share = seen.num_ended / seen.total if seen.total else 0.0
@@ -172,9 +172,9 @@ def _head(seen: Overview, width: int) -> list[Text]:
     return [*lines, Text()]
 
 
-def _counts(seen: Overview) -> Text:
+def _counts(seen: StatusSummary) -> Text:
     if not seen.total:
-        return Text("no runs yet; next: orchestrate submit" if seen.looked_at else "looking ...")
+        return Text("no runs yet; next: orchestrate submit" if seen.updated_at else "looking ...")
     text = Text()
     for state in State:
         if seen.counts[state]:
@@ -196,7 +196,7 @@ def _grouped(title: str, groups: Sequence[Group], style: str, *, with_label: boo
     return lines
 
 
-def _listed(seen: Overview, looks: Looks, count: int, width: int) -> list[Text]:
+def _listed(seen: StatusSummary, looks: Looks, count: int, width: int) -> list[Text]:
     runs = looks.runs(seen)
     index = looks.index(runs)
     # The selected run in the middle, but for the ends of the list.
@@ -215,9 +215,9 @@ def _row(run: RunStatus, label_cells: int, *, selected: bool) -> Text:
     row.append(f" {f'#{run.attempt}' if run.attempt > 1 else '':3} ")
     why = visible("; ".join(filter(None, (run.message or run.reason, run.recovery_message))))
     if run.state is State.RUNNING:
-        share = share_done(run)
+        share = fraction_done(run)
         row.append(f"{_bar(share, _BAR_CELLS)} " if share is not None else "")
-        row.append(progress_in_words(run))
+        row.append(describe_progress(run))
         silent_s = run.progress.silent_s
         if silent_s is not None and silent_s > _SILENT_S:
             row.append(f", silent for {silent_s:.0f} s", "yellow")
@@ -229,7 +229,7 @@ def _row(run: RunStatus, label_cells: int, *, selected: bool) -> Text:
     return row
 
 
-def _log(seen: Overview, looks: Looks, log: Sequence[str], count: int) -> list[Text]:
+def _log(seen: StatusSummary, looks: Looks, log: Sequence[str], count: int) -> list[Text]:
     run = looks.chosen(seen)
     if run is None or count < _LEAST_TABLE - 1:
         return []

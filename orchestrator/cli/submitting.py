@@ -22,7 +22,7 @@ from orchestrator.cli.options import (
     SetOption,
 )
 from orchestrator.cli.refreshing import insist_on_runs_folder, refreshed
-from orchestrator.cluster.sbatch import QueueChoice
+from orchestrator.cluster.sbatch_options import QueueChoice
 from orchestrator.errors import InputError, OperationError, PartlyDoneError
 from orchestrator.units import counted
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT_RUNS, Workspace
@@ -256,11 +256,11 @@ def _tell_of_other_folders(workspace: Workspace, labels: Mapping[str, str]) -> N
 def _newest_attempts(workspace: Workspace) -> dict[str, int]:
     if not workspace.has_database:
         return {}
-    from db.engine import open_store
-    from db.queries import run_states
+    from db.connect import open_store
+    from db.queries import run_records
 
     with open_store(workspace.database) as store:
-        return {run_id: record.attempt for run_id, record in run_states(store).items()}
+        return {run_id: record.attempt for run_id, record in run_records(store).items()}
 
 
 def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
@@ -323,7 +323,7 @@ def _complain(done: Submitted) -> None:
         OperationError: nothing was.
     """
     from orchestrator.backends.base import UNREACHABLE
-    from orchestrator.backends.slurm.executor import REFUSAL_HINT
+    from orchestrator.backends.slurm.executor import REJECTION_HINT
 
     kind = PartlyDoneError if done.sent or done.resumed else OperationError
     if done.refused:
@@ -334,7 +334,7 @@ def _complain(done: Submitted) -> None:
                 why="; ".join(said),
                 hint="submit on a login node of the cluster; orchestrate submit --local takes this machine",
             )
-        raise kind(f"refused by Slurm: {counted(len(done.refused), 'run')}", why="; ".join(said), hint=REFUSAL_HINT)
+        raise kind(f"refused by Slurm: {counted(len(done.refused), 'run')}", why="; ".join(said), hint=REJECTION_HINT)
     if done.in_doubt:
         raise kind(
             f"{counted(done.in_doubt, 'run')}: Slurm did not say whether it took them",

@@ -19,7 +19,7 @@ import typer
 from orchestrator.cli import output
 from orchestrator.cli.refreshing import refreshed
 from orchestrator.errors import InputError, OrchestrateError
-from orchestrator.tracking.status_summary import Overview, progress_in_words, share_done, waiting_in_words
+from orchestrator.tracking.status_summary import StatusSummary, describe_progress, describe_waiting, fraction_done
 from orchestrator.units import counted
 from workloads.contract import State
 
@@ -55,7 +55,7 @@ class View(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None: ...
 
-    def show(self, seen: Overview) -> None:
+    def show(self, seen: StatusSummary) -> None:
         """Something new was seen."""
 
     def pause(self, seconds: float) -> bool:
@@ -138,9 +138,9 @@ class Looker:
         self._recover = recover
         self._only = None if only is None else frozenset(only)
         self._shepherd = shepherd
-        self._last = Overview(looked_at=0.0)
+        self._last = StatusSummary(updated_at=0.0)
 
-    def look(self) -> Overview:
+    def look(self) -> StatusSummary:
         """What there is now."""
         notes: list[str] = []
         handler = _Notes(notes)
@@ -154,9 +154,11 @@ class Looker:
             wanted = self._only if self._only is not None else {run.run_id for run in runs}
             runs = [run for run in runs if run.run_id in wanted - unsent]
             due = sum(self._comes_again(run) for run in runs)
-            self._last = Overview(runs, num_unsent=len(unsent), num_due=due, notes=tuple(dict.fromkeys(notes)))
+            self._last = StatusSummary(
+                runs, num_unsubmitted=len(unsent), num_to_resubmit=due, notes=tuple(dict.fromkeys(notes))
+            )
         except (OrchestrateError, OSError) as error:
-            if isinstance(error, InputError) and not self._last.looked_at:
+            if isinstance(error, InputError) and not self._last.updated_at:
                 raise
             self._last = replace(self._last, notes=tuple(notes), problem=str(error) or type(error).__name__)
         finally:
@@ -166,10 +168,10 @@ class Looker:
     def _comes_again(self, run: RunStatus) -> bool:
         """Whether a run that has ended will be sent again when there is room."""
         limited = self._shepherd is not None and self._shepherd.limited
-        return limited and self._recover and run.comes_again
+        return limited and self._recover and run.will_resubmit
 
 
-def attend(look: Callable[[], Overview], view: View, *, until_over: bool = True) -> tuple[Overview, bool]:
+def attend(look: Callable[[], StatusSummary], view: View, *, until_over: bool = True) -> tuple[StatusSummary, bool]:
     """Look and show until the runs are over or the person leaves.
 
     Args:
@@ -263,7 +265,7 @@ class Lines:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def show(self, seen: Overview) -> None:
+    def show(self, seen: StatusSummary) -> None:
         told = [*seen.notes, f"states are as last seen: {seen.problem}"][: len(seen.notes) + bool(seen.problem)]
         for text in told:
             if text not in self._told:
@@ -296,11 +298,11 @@ def _change(run: RunStatus) -> str:
     return f"{short(run.label)}: {run.state.value}" + (f": {why}" if told else "")
 
 
-def whole(seen: Overview) -> str:
+def whole(seen: StatusSummary) -> str:
     """All runs in one line."""
     running = [run for run in seen.runs if run.state is State.RUNNING]
-    text = f"{seen.num_ended}/{seen.total} done, {len(running)} running, {waiting_in_words(seen)}"
-    shown = "; ".join(f"{short(run.label)} {progress_in_words(run)}" for run in running)
+    text = f"{seen.num_ended}/{seen.total} done, {len(running)} running, {describe_waiting(seen)}"
+    shown = "; ".join(f"{short(run.label)} {describe_progress(run)}" for run in running)
     return text + (f": {shown}" if shown else "")
 
 
@@ -335,7 +337,7 @@ class Bars:
         time.sleep(seconds)
         return True
 
-    def show(self, seen: Overview) -> None:
+    def show(self, seen: StatusSummary) -> None:
         for note in (*seen.notes, seen.problem):
             if note and note not in self._notes:
                 self._print(note)
@@ -349,19 +351,19 @@ class Bars:
             self._all,
             completed=seen.num_ended,
             total=seen.total,
-            detail=f"{len(running)} running, {waiting_in_words(seen)}",
+            detail=f"{len(running)} running, {describe_waiting(seen)}",
         )
         for run_id in self._tasks.keys() - running.keys():
             self._bars.remove_task(self._tasks.pop(run_id))
         for run_id, run in running.items():
             if run_id not in self._tasks:
                 self._tasks[run_id] = self._bars.add_task(short(run.label), total=None, detail="")
-            share = share_done(run)
+            share = fraction_done(run)
             self._bars.update(
                 self._tasks[run_id],
                 completed=round(100 * (share or 0)),
                 total=None if share is None else 100,
-                detail=progress_in_words(run),
+                detail=describe_progress(run),
             )
 
     def _print(self, text: str) -> None:

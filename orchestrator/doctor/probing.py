@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backends.slurm.executor import REFUSAL_HINT
-from orchestrator.cluster import trials
+from orchestrator.backends.slurm.executor import REJECTION_HINT
+from orchestrator.cluster import sample_scripts
 from orchestrator.cluster.profile import ClusterProfile
 from orchestrator.config import experiment as experiments
 from orchestrator.doctor.findings import Finding, fail, note, ok
@@ -55,7 +55,7 @@ def wishes(plan: Plan | None, profile: ClusterProfile) -> list[Wish]:
         hardware = list(dict.fromkeys(str(run.cell.train.hardware) for run in plan.runs))
         datasets = list(dict.fromkeys(run.cell.train.dataset for run in plan.runs))
     else:
-        made = [made for made in trials.pairs(profile) if made.text]
+        made = [made for made in sample_scripts.samples(profile) if made.text]
         hardware = list(dict.fromkeys(m.hardware for m in made if not m.hardware.startswith("cpu") or not profile.gpu))
         datasets = ["digits"]
     count = max(len(hardware), len(datasets)) if hardware else 0
@@ -110,7 +110,7 @@ def _go_through(
     sent_at = time.time()
     done = submitter.submit(place, plan)
     for message in dict.fromkeys(receipt.message for receipt in done.refused):
-        yield fail("probe", f"refused by Slurm: {message}", REFUSAL_HINT)
+        yield fail("probe", f"refused by Slurm: {message}", REJECTION_HINT)
     seen_at, statuses = _wait(place, patience_s)
     for run in plan.runs:
         status = statuses.get(run.cell.run_id)
@@ -128,8 +128,8 @@ def _experiment(wanted: Sequence[Wish]) -> str:
 
 def _wait(place: Workspace, patience_s: float) -> tuple[dict[str, float], dict[str, RunStatus]]:
     """When each run was first seen to have started, and its last state; what goes on after that is cancelled."""
-    from db.engine import open_store
-    from db.submissions import live
+    from db.connect import open_store
+    from db.submissions import live_attempts
 
     deadline = time.monotonic() + patience_s
     seen_at: dict[str, float] = {}
@@ -144,12 +144,12 @@ def _wait(place: Workspace, patience_s: float) -> tuple[dict[str, float], dict[s
             if not going_on or time.monotonic() >= deadline:
                 break
             time.sleep(POLL_S)
-        records = live(store)
+        records = live_attempts(store)
         for target in {record.target for record in records}:
-            carrier = tracker.executor(target, place.runs)
-            if carrier is not None:
+            executor = tracker.find_executor(target, place.runs)
+            if executor is not None:
                 tokens = [(_attempt(place, r.run_id), r.token or "") for r in records if r.target == target]
-                carrier.cancel(tokens)
+                executor.cancel(tokens)
     return seen_at, statuses
 
 

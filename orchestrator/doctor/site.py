@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.backends.slurm import queue_choice
-from orchestrator.backends.slurm.records import Pair
-from orchestrator.cluster import clusterfile, sites, trials
+from orchestrator.backends.slurm.records import QueuePair
+from orchestrator.cluster import cluster_file_writer, sample_scripts, site_facts
 from orchestrator.cluster.discovery import Run
-from orchestrator.cluster.profile import ClusterProfile, Nodes, Queue
-from orchestrator.cluster.sites import Site
+from orchestrator.cluster.profile import ClusterProfile, ClusterQueue, Nodes
+from orchestrator.cluster.site_facts import SiteFacts
 from orchestrator.doctor.findings import Finding, fail, note, ok
 from orchestrator.planning.plan import Plan
 from orchestrator.units import format_time_limit
@@ -33,7 +33,7 @@ class Trial:
 
     name: str
     text: str
-    queues: tuple[Pair, ...]
+    queues: tuple[QueuePair, ...]
 
 
 def examine(
@@ -51,11 +51,11 @@ def examine(
     if profile.hostname_pattern and not any(profile.matches(host) for host in hosts):
         what = f"{hosts[-1]} is not a host of {profile.name} (hostname_pattern {profile.hostname_pattern})"
         yield note("host", what, "run this on its login node, or change hostname_pattern in the cluster file")
-    answers, unanswered = sites.ask(run, user, QUESTIONS)
+    answers, unanswered = site_facts.query(run, user, QUESTIONS)
     if "config" not in answers:
         yield fail("slurm", f"Slurm does not answer: {unanswered['config']}", "run this on a login node of the cluster")
         return
-    site = sites.read(answers, unanswered)
+    site = site_facts.parse(answers, unanswered)
     yield ok("slurm", f"Slurm {site.version}, cluster {site.cluster}")
     yield _accounting(profile, site, run)
     yield from _account(profile, site)
@@ -66,19 +66,21 @@ def examine(
 
 def profile_findings(profile: ClusterProfile) -> Iterator[Finding]:
     """What the scripts of a cluster file lack; needs no Slurm."""
-    faults = trials.profile_faults(profile)
+    faults = sample_scripts.profile_faults(profile)
     for fault in faults:
         yield fail("profile", fault.what, fault.hint or "change the cluster file or its template")
     if not faults:
-        none = {made.hardware for made in trials.pairs(profile) if made.hardware.endswith(":2") and made.refusal}
-        some = {made.hardware for made in trials.pairs(profile) if made.hardware.endswith(":2") and made.text}
+        none = {
+            made.hardware for made in sample_scripts.samples(profile) if made.hardware.endswith(":2") and made.refusal
+        }
+        some = {made.hardware for made in sample_scripts.samples(profile) if made.hardware.endswith(":2") and made.text}
         rest = f"; no pair of {', '.join(sorted(h[:-2] for h in none - some))}" if none - some else ""
         yield ok(
             "profile", f"scripts for a pair of {', '.join(sorted(h[:-2] for h in some)) or 'nothing'} are sound{rest}"
         )
 
 
-def _accounting(profile: ClusterProfile, site: Site, run: Run) -> Finding:
+def _accounting(profile: ClusterProfile, site: SiteFacts, run: Run) -> Finding:
     if not site.accounting:
         if profile.accounting == "sacct":
             return fail(
@@ -93,7 +95,7 @@ def _accounting(profile: ClusterProfile, site: Site, run: Run) -> Finding:
     return ok("accounting", "sacct answers")
 
 
-def _account(profile: ClusterProfile, site: Site) -> Iterator[Finding]:
+def _account(profile: ClusterProfile, site: SiteFacts) -> Iterator[Finding]:
     if profile.needs_account and not profile.account:
         yield fail("account", f"{profile.name} takes no job without an account", "set account in the cluster file")
         return
@@ -105,18 +107,19 @@ def _account(profile: ClusterProfile, site: Site) -> Iterator[Finding]:
         )
     if mine and not asked - mine - {""}:
         yield ok(
-            "account", ", ".join(sorted(filter(None, asked))) or f"Slurm's own choice ({clusterfile.account(site)})"
+            "account",
+            ", ".join(sorted(filter(None, asked))) or f"Slurm's own choice ({cluster_file_writer.account(site)})",
         )
     elif site.accounting and not mine:
         yield note("account", "Slurm does not tell your accounts", "ask your site if jobs are refused")
 
 
-def _limits(profile: ClusterProfile, site: Site) -> Iterator[Finding]:
+def _limits(profile: ClusterProfile, site: SiteFacts) -> Iterator[Finding]:
     largest = site.max_array_size - 1
     if profile.array_index_max > largest:
         what = f"array_index_max = {profile.array_index_max}, and this site takes {largest} at most"
         yield fail("limits", what, f"array_index_max = {largest}")
-    submit = clusterfile.max_submit(site)
+    submit = cluster_file_writer.max_submit(site)
     if submit and not profile.max_submit:
         what = f"you may have {submit} jobs queued, and the cluster file does not say so"
         yield note("limits", what, f"max_submit = {submit}")
@@ -128,8 +131,8 @@ def _limits(profile: ClusterProfile, site: Site) -> Iterator[Finding]:
         yield ok("limits", f"arrays up to index {largest}, {queued}")
 
 
-def _queues(profile: ClusterProfile, site: Site) -> Iterator[Finding]:
-    seen: set[Queue] = set()
+def _queues(profile: ClusterProfile, site: SiteFacts) -> Iterator[Finding]:
+    seen: set[ClusterQueue] = set()
     for place, nodes in _tables(profile):
         for queue in nodes.queue:
             if queue in seen or not queue.partition or (queue.preemptable and not profile.allow_preemptable):
@@ -138,7 +141,7 @@ def _queues(profile: ClusterProfile, site: Site) -> Iterator[Finding]:
             yield from _queue(queue, place, site)
 
 
-def _queue(queue: Queue, place: str, site: Site) -> Iterator[Finding]:
+def _queue(queue: ClusterQueue, place: str, site: SiteFacts) -> Iterator[Finding]:
     partition = site.partitions.get(queue.partition)
     if partition is None:
         if site.partitions:
@@ -179,7 +182,7 @@ def _pairs(profile: ClusterProfile) -> list[Trial]:
     from orchestrator.planning.planner import pairs_of
 
     found = {}
-    for made in trials.pairs(profile):
+    for made in sample_scripts.samples(profile):
         if made.shape is not None and made.text and made.hardware not in found:
             found[made.hardware] = Trial(made.hardware, made.text, pairs_of(made.shape, profile))
     return list(found.values())
@@ -187,7 +190,7 @@ def _pairs(profile: ClusterProfile) -> list[Trial]:
 
 def _trials(trials: Iterable[Trial]) -> Iterator[Finding]:
     """Each script through ``sbatch --test-only``, in each queue that takes it."""
-    wanted = [(trial, pair) for trial in trials for pair in trial.queues or (Pair(),)]
+    wanted = [(trial, pair) for trial in trials for pair in trial.queues or (QueuePair(),)]
     with tempfile.TemporaryDirectory(prefix="orchestrate-") as folder:
         script = Path(folder) / "script.sh"
         for trial, pair in wanted[:TRIALS]:
@@ -196,6 +199,6 @@ def _trials(trials: Iterable[Trial]) -> Iterator[Finding]:
             if said.start:
                 yield ok("shape", f"{trial.name} in {pair}: would start about {said.start}")
             else:
-                yield fail("shape", f"{trial.name} in {pair}: {said.refusal}", _REFUSED)
+                yield fail("shape", f"{trial.name} in {pair}: {said.rejection}", _REFUSED)
     if len(wanted) > TRIALS:
         yield note("shape", f"{len(wanted) - TRIALS} more pairs of script and queue were not tried")

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backends.slurm.records import Pair, Site
+from orchestrator.backends.slurm.records import ClusterLimits, QueuePair
 from orchestrator.cluster.resources import ResourceShape
 from orchestrator.config.matrix import Cell, Excluded
 from orchestrator.environment.snapshot import code_digest
@@ -51,7 +51,7 @@ class Script:
     name: str
     shape: ResourceShape
     text: str
-    queues: tuple[Pair, ...] = ()
+    queues: tuple[QueuePair, ...] = ()
     """The queues that take such runs and can be said beside the script; the script's own is the first."""
 
 
@@ -95,7 +95,7 @@ class Plan:
     data_root: Path | None
     dataset_digests: dict[str, str]
     scripts: list[Script] = field(default_factory=list)
-    site: Site | None = None
+    site: ClusterLimits | None = None
     """What submit must know of the cluster; None for this machine."""
     packages: dict[str, dict[str, str]] = field(default_factory=dict)
     """Interpreter of jobs -> the measured packages it has, with versions; none where it could not be asked."""

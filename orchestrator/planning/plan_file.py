@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backends.slurm.records import Pair, Site
+from orchestrator.backends.slurm.records import ClusterLimits, QueuePair
 from orchestrator.cluster.resources import ResourceShape
 from orchestrator.config.matrix import Cell, Excluded
 from orchestrator.planning.plan import Action, Check, Hours, Plan, PlannedRun, Script
@@ -115,8 +115,8 @@ def read(path: Path) -> Plan:
             runs_folder=Path(data["runs_folder"]),
             data_root=Path(data["data_root"]) if data["data_root"] else None,
             dataset_digests=data["dataset_digests"],
-            scripts=[Script(n, shapes[s], t, tuple(Pair(**pair) for pair in q)) for n, s, t, q in data["scripts"]],
-            site=Site.from_json(data["site"]) if data["site"] else None,
+            scripts=[Script(n, shapes[s], t, tuple(QueuePair(**pair) for pair in q)) for n, s, t, q in data["scripts"]],
+            site=ClusterLimits.from_json(data["site"]) if data["site"] else None,
             packages=data["packages"],
             created_at=data["created_at"],
             experiment_file=Path(data["experiment_file"]) if data["experiment_file"] else None,

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.backends.slurm.records import Pair, Site
-from orchestrator.cluster import profiles, render, resources
+from orchestrator.backends.slurm.records import ClusterLimits, QueuePair
+from orchestrator.cluster import cluster_file, job_script, resources
 from orchestrator.cluster.resources import ResourceShape
 from orchestrator.config import experiment as experiments
 from orchestrator.config import matrix
@@ -38,7 +38,7 @@ from workloads.provenance import software
 if TYPE_CHECKING:
     from db.queries import Duration, RunRecord
     from orchestrator.backends.local.machine import Machine
-    from orchestrator.cluster.profiles import ClusterProfile
+    from orchestrator.cluster.cluster_file import ClusterProfile
     from workloads.registry import DatasetDeclaration
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def make(
         runs_folder=workspace.runs,
         data_root=workspace.data_root,
         dataset_digests={name: data.digest(name) for name in {run.cell.train.dataset for run in runs}},
-        site=Site.of(profile) if profile is not None else None,
+        site=ClusterLimits.of(profile) if profile is not None else None,
         packages=_packages(runs, profile, packages),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -132,7 +132,7 @@ def current(
         InputError: the experiment or cluster file has mistakes, or no target can be chosen.
     """
     spec = experiments.load(workspace.experiment, sets)
-    profile = profiles.choose(local=local, named=cluster, cwd=Path.cwd(), hostname=socket.gethostname())
+    profile = cluster_file.choose(local=local, named=cluster, cwd=Path.cwd(), hostname=socket.gethostname())
     workspace = workspace.with_data(profile.data if profile else "")
     records, durations = _history(workspace)
     machine = None
@@ -188,12 +188,12 @@ def _history(workspace: Workspace) -> tuple[dict[str, RunRecord], list[Duration]
     if workspace.is_empty:
         return {}, []
     from db import queries
-    from db.engine import open_store
+    from db.connect import open_store
     from orchestrator.tracking import tracker
 
     with open_store(workspace.database) as store:
         tracker.refresh(store, workspace.runs)
-        return queries.run_states(store), queries.durations(store)
+        return queries.run_records(store), queries.durations(store)
 
 
 def _elsewhere(runs: Sequence[PlannedRun], records: Mapping[str, RunRecord], target: str) -> Iterator[Check]:
@@ -370,17 +370,17 @@ def _scripts(runs: Sequence[PlannedRun], profile: ClusterProfile, runs_folder: P
             Script(
                 name if names[name] == 1 else f"{name}-{names[name]}",
                 shape,
-                render.script(shape, profile, runs=runs_folder, python=profile.python),
+                job_script.render(shape, profile, runs=runs_folder, python=profile.python),
                 pairs_of(shape, profile),
             )
         )
     return scripts
 
 
-def pairs_of(shape: ResourceShape, profile: ClusterProfile) -> tuple[Pair, ...]:
+def pairs_of(shape: ResourceShape, profile: ClusterProfile) -> tuple[QueuePair, ...]:
     """The queues of a shape. An argument of sbatch can replace a partition or QOS of the script, and not remove it."""
     return tuple(
-        Pair(queue.partition, queue.qos, queue.max_time_s)
+        QueuePair(queue.partition, queue.qos, queue.max_time_s)
         for queue in resources.queues(profile, shape)
         if (queue.partition or not shape.partition) and (queue.qos or not shape.qos)
     )

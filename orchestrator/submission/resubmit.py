@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.backends.slurm import queue_choice
-from orchestrator.backends.slurm.records import Site, SiteFolder, shape_key
+from orchestrator.backends.slurm.records import ClusterFolder, ClusterLimits, shape_key
 from orchestrator.cluster.resources import LOCAL
-from orchestrator.cluster.sbatch import MemStyle
+from orchestrator.cluster.sbatch_options import MemStyle
 from orchestrator.submission import submitter
 from orchestrator.tracking import tracker
-from orchestrator.tracking.assess import Outlook, told
-from orchestrator.tracking.recovery import Action, Decision, no_node_left
+from orchestrator.tracking.assess import Assessment, describe_recovery
+from orchestrator.tracking.recovery import Decision, RecoveryAction, no_node_left
 from orchestrator.units import format_time_limit
 from workloads.contract import RunSpec, State
 from workloads.files.json_file import write_bytes
@@ -35,41 +35,41 @@ _NO_NODE = "node configuration is not available"
 """In Slurm's words of a job that fits no node, be it busy or not."""
 
 
-def recover(workspace: Workspace, due: Sequence[Outlook], say: Callable[[str], None]) -> bool:
-    """Send runs again as their outlooks decide; whether any was tried.
+def recover(workspace: Workspace, due: Sequence[Assessment], say: Callable[[str], None]) -> bool:
+    """Send runs again as their assessments decide; whether any was tried.
 
     Args:
         workspace: the files of this invocation.
         due: all of them with a decision that sends.
         say: told what was done, and what could not be.
     """
-    by_target: dict[str, list[Outlook]] = {}
-    for outlook in due:
-        by_target.setdefault(outlook.newest.target, []).append(outlook)
-    tried = [_recover(workspace, target, outlooks, say) for target, outlooks in by_target.items()]
+    by_target: dict[str, list[Assessment]] = {}
+    for assessment in due:
+        by_target.setdefault(assessment.newest.target, []).append(assessment)
+    tried = [_recover(workspace, target, assessments, say) for target, assessments in by_target.items()]
     return any(tried)
 
 
-def _recover(workspace: Workspace, target: str, due: Sequence[Outlook], say: Callable[[str], None]) -> bool:
-    carrier = tracker.executor(target, workspace.runs)
-    if carrier is None or (target != LOCAL and shutil.which("sbatch") is None):
+def _recover(workspace: Workspace, target: str, due: Sequence[Assessment], say: Callable[[str], None]) -> bool:
+    executor = tracker.find_executor(target, workspace.runs)
+    if executor is None or (target != LOCAL and shutil.which("sbatch") is None):
         return False
-    room = carrier.room()
+    room = executor.capacity()
     due = due if room is None else due[:room]
-    folder = SiteFolder(workspace.runs, target)
+    folder = ClusterFolder(workspace.runs, target)
     site = folder.site()
     asked: dict[str, str] = {}
     wanted: list[tuple[RunSpec, Mapping[str, Any]]] = []
     records: dict[str, dict[str, Any]] = {}
-    by_id = {outlook.newest.run_id: outlook for outlook in due}
-    for run_id, outlook in by_id.items():
+    by_id = {assessment.newest.run_id: assessment for assessment in due}
+    for run_id, assessment in by_id.items():
         spec = _spec(workspace.runs, run_id, say)
         if spec is None:
             continue
-        decision, newest = outlook.decision, outlook.newest
+        decision, newest = assessment.decision, assessment.newest
         limits = replace(spec.execution, time_limit_s=decision.time_limit_s, mem_bytes=decision.mem_bytes)
         shape = changed(newest.shape, decision, site)
-        if decision.action is Action.EXCLUDE_NODE and (refusal := _no_node(folder, shape, asked)):
+        if decision.action is RecoveryAction.EXCLUDE_NODE and (refusal := _no_node(folder, shape, asked)):
             assert decision.failure is not None, "a node is excluded for a reason"
             why = no_node_left(decision.failure, decision.excluded, refusal)
             write_bytes(tracker.attempt_dir(workspace.runs, newest).create().held, why.encode())
@@ -88,18 +88,18 @@ def _recover(workspace: Workspace, target: str, due: Sequence[Outlook], say: Cal
     if not wanted:
         return any(asked.values())
     doubtful = [by_id[spec.run_id].newest for spec, _ in wanted if by_id[spec.run_id].newest.state in _MAY_COME_BACK]
-    carrier.retire([(tracker.attempt_dir(workspace.runs, record), record.token or "") for record in doubtful])
-    newest_known = {run_id: outlook.newest.attempt for run_id, outlook in by_id.items()}
+    executor.supersede([(tracker.attempt_dir(workspace.runs, record), record.token or "") for record in doubtful])
+    newest_known = {run_id: assessment.newest.attempt for run_id, assessment in by_id.items()}
     done = submitter.send(workspace, wanted, target, newest_known=newest_known, recoveries=records)
     for sent in done.sent:
         old = by_id[sent.run_id].newest
-        say(f"{old.label}: {old.state.value}; {told(records[sent.run_id])}, as attempt {sent.attempt}")
+        say(f"{old.label}: {old.state.value}; {describe_recovery(records[sent.run_id])}, as attempt {sent.attempt}")
     for refused in done.refused:
         say(f"recovery was refused: {refused.message}")
     return True
 
 
-def _no_node(folder: SiteFolder, shape: Mapping[str, Any], asked: dict[str, str]) -> str:
+def _no_node(folder: ClusterFolder, shape: Mapping[str, Any], asked: dict[str, str]) -> str:
     """What Slurm says where no node is left for a shape, asked once for each; empty where it takes it, or says else."""
     key = shape_key(shape)
     if key not in asked:
@@ -118,7 +118,7 @@ def _spec(runs: Path, run_id: str, say: Callable[[str], None]) -> RunSpec | None
         return None
 
 
-def changed(shape: Mapping[str, Any], decision: Decision, site: Site | None) -> dict[str, Any]:
+def changed(shape: Mapping[str, Any], decision: Decision, site: ClusterLimits | None) -> dict[str, Any]:
     """The shape of the next attempt. On a cluster it names the script it had, and what ``sbatch`` is told beside it."""
     new = {**shape, "time_limit_s": decision.time_limit_s, "mem_bytes": decision.mem_bytes}
     if site is None:

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.backends import submit_lock
-from orchestrator.backends.base import NO_ROOM, UNREACHABLE, Delivery, Receipt
+from orchestrator.backends.base import SUBMIT_LIMIT, UNREACHABLE, Receipt, Request
 from orchestrator.backends.exit_status import Exit
 from orchestrator.backends.local.records import QueueFolder, check_runs_folder
 from orchestrator.backends.slurm.executor import check_here
-from orchestrator.backends.slurm.records import SiteFolder, shape_key
+from orchestrator.backends.slurm.records import ClusterFolder, shape_key
 from orchestrator.cluster.resources import LOCAL
 from orchestrator.environment import snapshot as snapshots
 from orchestrator.errors import InputError, OperationError
@@ -39,7 +39,7 @@ from workloads.files.packed_specs import pack_specs, unpack_specs
 from workloads.files.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from db.engine import Store
+    from db.connect import Store
     from db.submissions import AttemptRecord, Intent
     from orchestrator.planning.plan import Plan
     from orchestrator.workspace import Workspace
@@ -117,7 +117,7 @@ def submit(
         prepare_runs_folder(workspace.runs)
         scripts = {shape_key(asdict(script.shape)): script.text for script in plan.scripts}
         queues = {shape_key(asdict(script.shape)): script.queues for script in plan.scripts}
-        SiteFolder(workspace.runs, plan.target).keep(plan.site, scripts, queues)
+        ClusterFolder(workspace.runs, plan.target).keep(plan.site, scripts, queues)
     runs = [run for run in plan.to_send(stale=stale) if only is None or run.cell.run_id in only]
     if runs and not snapshots.kept(workspace.runs, snapshot):
         prepare_runs_folder(workspace.runs)
@@ -149,24 +149,24 @@ def send(
         anew: the code as it is now for all of them.
         recoveries: run id to why it is sent again by itself; absent where people send it.
     """
-    from db.engine import open_store
-    from db.submissions import record_intents, taken
+    from db.connect import open_store
+    from db.submissions import already_submitted, record_intents
 
     runs = workspace.runs
-    carrier = tracker.executor(target, runs)
-    if carrier is None:
+    executor = tracker.find_executor(target, runs)
+    if executor is None:
         raise OperationError(
             f"nothing is known of the cluster {target} here, so nothing can be sent to it again",
             where=str(runs),
             hint=f"orchestrate submit --cluster {target} plans and sends it; --local runs on this machine",
         )
     prepare_runs_folder(runs)
-    with open_store(workspace.database) as store, submit_lock.alone(runs) as alone:
+    with open_store(workspace.database) as store, submit_lock.acquire(runs) as alone:
         tracker.refresh(store, runs)
         earlier = _resume(store, runs) if alone else []
-        others = taken(store, (spec.run_id for spec, _ in wanted), newest_known)
+        others = already_submitted(store, (spec.run_id for spec, _ in wanted), newest_known)
         free = [(spec, shape) for spec, shape in wanted if spec.run_id not in others]
-        room = carrier.room() if free else None
+        room = executor.capacity() if free else None
         fitting = free if room is None else free[:room]
         intents: list[Intent] = []
         receipts: list[Receipt] = []
@@ -175,21 +175,21 @@ def send(
             outbox = _set_aside(runs, [spec for spec, _ in fitting])
             intents = record_intents(store, runs, fitting, target, newest_known=newest_known, recoveries=recoveries)
             by_id = {spec.run_id: (spec, shape) for spec, shape in fitting}
-            deliveries = [
-                _delivery(runs, target, intent, *by_id[intent.run_id], (recoveries or {}).get(intent.run_id))
+            requests = [
+                _request(runs, target, intent, *by_id[intent.run_id], (recoveries or {}).get(intent.run_id))
                 for intent in intents
             ]
-            receipts = _hand_over(store, runs, target, deliveries)
+            receipts = _hand_over(store, runs, target, requests)
             outbox.unlink()
         if alone:
             _clear_outbox(runs)
-    carrier.wake()
+    executor.ensure_running()
     said = {receipt.token: receipt for receipt in receipts}
     done = [Sent(i.run_id, i.attempt, i.token) for i in intents if said[i.token].state is State.PENDING]
     every = [*receipts, *(receipt for _, receipt in earlier)]
     run_ids = {i.token: i.run_id for i in intents} | {sent.token: sent.run_id for sent, _ in earlier}
     held = [spec.run_id for spec, _ in free[len(fitting) :]]
-    held += [run_ids[receipt.token] for receipt in every if receipt.reason == NO_ROOM]
+    held += [run_ids[receipt.token] for receipt in every if receipt.reason == SUBMIT_LIMIT]
     touched = {*run_ids.values(), *held}
     return Submitted(
         sent=done,
@@ -209,42 +209,42 @@ def resume(store: Store, runs: Path) -> list[Sent]:
     """
     if not _unfinished(store):
         return []
-    with submit_lock.alone(runs) as alone:
+    with submit_lock.acquire(runs) as alone:
         found = _resume(store, runs, patient=False) if alone else []
         return [sent for sent, receipt in found if receipt.state is State.PENDING]
 
 
 def _unfinished(store: Store) -> list[AttemptRecord]:
-    from db.submissions import live
+    from db.submissions import live_attempts
 
-    return [record for record in live(store) if record.state is State.SUBMITTING]
+    return [record for record in live_attempts(store) if record.state is State.SUBMITTING]
 
 
 def _resume(store: Store, runs: Path, *, patient: bool = True) -> list[tuple[Sent, Receipt]]:
-    from db.submissions import Mark, mark_all
+    from db.submissions import StatusUpdate, update_statuses
 
     left = _unfinished(store)
     if not left:
         return []
     set_aside = _outbox(runs)
-    found: dict[str, list[Delivery]] = {}
+    found: dict[str, list[Request]] = {}
     lost = []
     for record in left:
-        if tracker.executor(record.target, runs) is None:
+        if tracker.find_executor(record.target, runs) is None:
             continue
         spec = set_aside.get(record.run_id) or _spec_on_disk(runs, record)
         if spec is None or record.token is None:
             why = "submit was interrupted before its spec was written; orchestrate retry or submit sends it again"
-            lost.append(Mark(record.run_id, record.attempt, State.LOST, reason="never_sent", message=why))
+            lost.append(StatusUpdate(record.run_id, record.attempt, State.LOST, reason="never_sent", message=why))
             continue
-        delivery = _delivery(runs, record.target, record, spec, record.shape, record.recovery)
-        found.setdefault(record.target, []).append(delivery)
+        request = _request(runs, record.target, record, spec, record.shape, record.recovery)
+        found.setdefault(record.target, []).append(request)
     if lost:
-        mark_all(store, lost)
+        update_statuses(store, lost)
     done: list[tuple[Sent, Receipt]] = []
-    for target, deliveries in found.items():
-        receipts = {receipt.token: receipt for receipt in _hand_over(store, runs, target, deliveries, patient=patient)}
-        done += [(Sent(d.spec.run_id, d.number, d.token), receipts[d.token]) for d in deliveries]
+    for target, requests in found.items():
+        receipts = {receipt.token: receipt for receipt in _hand_over(store, runs, target, requests, patient=patient)}
+        done += [(Sent(d.spec.run_id, d.number, d.token), receipts[d.token]) for d in requests]
     _clear_outbox(runs)
     return done
 
@@ -297,14 +297,14 @@ def _with_code(
     ]
 
 
-def _delivery(
+def _request(
     runs: Path,
     target: str,
     intent: Intent | AttemptRecord,
     spec: RunSpec,
     shape: Mapping[str, Any],
     recovery: Mapping[str, Any] | None,
-) -> Delivery:
+) -> Request:
     token = intent.token
     assert token is not None, "an intent has a token"
     about = {
@@ -317,32 +317,32 @@ def _delivery(
         "shape": shape,
         "recovery": recovery,
     }
-    return Delivery(token, runs, spec, intent.attempt, shape, about)
+    return Request(token, runs, spec, intent.attempt, shape, about)
 
 
 def _hand_over(
-    store: Store, runs: Path, target: str, deliveries: Sequence[Delivery], *, patient: bool = True
+    store: Store, runs: Path, target: str, requests: Sequence[Request], *, patient: bool = True
 ) -> list[Receipt]:
     """Give the attempts to the executor, then say so in the store."""
-    from db.submissions import Mark, mark_all, withdraw
+    from db.submissions import StatusUpdate, update_statuses, withdraw_intents
 
-    if not deliveries:
+    if not requests:
         return []
-    for delivery in deliveries:
-        if delivery.number > 1:
+    for request in requests:
+        if request.number > 1:
             # Should a scheduler start the earlier attempt's job again, that must see that it was taken over.
-            delivery.introduce()
-    carrier = tracker.executor(target, runs)
-    assert carrier is not None, "nothing is recorded for a target that cannot be reached"
-    receipts = carrier.send(deliveries, patient=patient)
-    by_token = {delivery.token: delivery for delivery in deliveries}
+            request.materialize()
+    executor = tracker.find_executor(target, runs)
+    assert executor is not None, "nothing is recorded for a target that cannot be reached"
+    receipts = executor.submit(requests, patient=patient)
+    by_token = {request.token: request for request in requests}
     marks = []
     for receipt in receipts:
         sent, state = by_token[receipt.token], receipt.state
         if state is State.PLANNED:
             continue
         if state is not State.PENDING:
-            sent.introduce()
+            sent.materialize()
         message = receipt.message
         if state is State.FAILED:
             if cause := (sent.about["recovery"] or {}).get("cause"):
@@ -350,12 +350,12 @@ def _hand_over(
                 message = f"{cause}; sent again, it was refused: {message}"
             Exit(state, receipt.reason, message).write(sent.attempt)
         about = {"reason": receipt.reason, "message": message}
-        marks.append(Mark(sent.spec.run_id, sent.number, state, receipt.job_id, **about))
-    mark_all(store, marks)
+        marks.append(StatusUpdate(sent.spec.run_id, sent.number, state, receipt.job_id, **about))
+    update_statuses(store, marks)
     no_room = [receipt.token for receipt in receipts if receipt.state is State.PLANNED]
     if no_room:
         # The store first: of files alone the next command would make the same attempt again, and send it.
-        withdraw(store, no_room)
+        withdraw_intents(store, no_room)
         for token in no_room:
             shutil.rmtree(by_token[token].attempt.path, ignore_errors=True)
     return receipts

@@ -8,33 +8,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.backends.exit_status import Exit
-from orchestrator.backends.slurm.records import Site, SiteFolder
+from orchestrator.backends.slurm.records import ClusterFolder, ClusterLimits
 from orchestrator.cluster.profile import Recovery
 from orchestrator.cluster.resources import LOCAL
-from orchestrator.cluster.sbatch import MemStyle, QueueChoice
+from orchestrator.cluster.sbatch_options import MemStyle, QueueChoice
 from orchestrator.tracking.recovery import (
-    Action,
     Decision,
     FailureClass,
     Limits,
-    Past,
+    PastAttempt,
+    RecoveryAction,
     decide,
     failure_of,
-    since_people_sent_it,
+    since_last_submit,
 )
 from workloads.contract import State
 from workloads.files.event_log import read_events
 from workloads.files.run_dir import AttemptDir, RunDir
 
 if TYPE_CHECKING:
-    from db.engine import Store
+    from db.connect import Store
     from db.submissions import AttemptRecord
 
 _CANCELLED = "orchestrate cancel asked for that; orchestrate retry sends it from its last checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class Assessment:
     """One run that ended without a result, or whose newest attempt was sent by recovery."""
 
     newest: AttemptRecord
@@ -45,17 +45,17 @@ class Outlook:
     @property
     def action(self) -> str:
         """What is to be done, else what was done; empty for nothing."""
-        if self.decision.action is not Action.NONE:
+        if self.decision.action is not RecoveryAction.NONE:
             return self.decision.action.value
         return str((self.newest.recovery or {}).get("action", ""))
 
     @property
     def message(self) -> str:
         """The same in a sentence."""
-        return self.decision.text or told(self.newest.recovery)
+        return self.decision.text or describe_recovery(self.newest.recovery)
 
 
-def told(recovery: Mapping[str, Any] | None) -> str:
+def describe_recovery(recovery: Mapping[str, Any] | None) -> str:
     """What recovery did, from the record that an attempt has of it."""
     if not recovery:
         return ""
@@ -64,26 +64,26 @@ def told(recovery: Mapping[str, Any] | None) -> str:
     return f"sent again{changes} after attempt {recovery.get('attempt')} ({number} of {bound} for {failure})"
 
 
-def outlooks(store: Store, runs: Path) -> dict[str, Outlook]:
+def assess_runs(store: Store, runs: Path) -> dict[str, Assessment]:
     """By run id, for every run that ended without a result or was sent by recovery."""
-    from db.submissions import histories
+    from db.submissions import attempt_histories
 
-    sites: dict[str, Site | None] = {LOCAL: None}
+    sites: dict[str, ClusterLimits | None] = {LOCAL: None}
     found = {}
-    for run_id, records in histories(store).items():
+    for run_id, records in attempt_histories(store).items():
         newest = records[-1]
         if newest.target not in sites:
-            sites[newest.target] = SiteFolder(runs, newest.target).site()
+            sites[newest.target] = ClusterFolder(runs, newest.target).site()
         site = sites[newest.target]
         history = list(_history(records, runs))
-        recoveries = sum(past.sent_for is not None for past in since_people_sent_it(history))
+        recoveries = sum(past.resubmitted_for is not None for past in since_last_submit(history))
         known = newest.state.ended_badly and (site is not None or newest.target == LOCAL)
-        decision = _decide(history, newest, site, runs) if known else Decision(action=Action.NONE)
-        found[run_id] = Outlook(newest, decision, recoveries)
+        decision = _decide(history, newest, site, runs) if known else Decision(action=RecoveryAction.NONE)
+        found[run_id] = Assessment(newest, decision, recoveries)
     return found
 
 
-def limits(shape: Mapping[str, Any], time_limit_s: int, site: Site | None) -> Limits:
+def limits(shape: Mapping[str, Any], time_limit_s: int, site: ClusterLimits | None) -> Limits:
     """What an attempt had, and what its target would give; ``site`` is None for this machine."""
     mem_bytes = shape.get("mem_bytes")
     if site is None:
@@ -105,14 +105,14 @@ def limits(shape: Mapping[str, Any], time_limit_s: int, site: Site | None) -> Li
     )
 
 
-def _decide(history: Sequence[Past], newest: AttemptRecord, site: Site | None, runs: Path) -> Decision:
+def _decide(history: Sequence[PastAttempt], newest: AttemptRecord, site: ClusterLimits | None, runs: Path) -> Decision:
     run = RunDir.of(runs, newest.run_id)
     policy = Recovery() if site is None else Recovery(**_known(site.recovery))
     time_limit_s = newest.time_limit_s or 0
     is_ours = failure_of(newest.state, newest.reason) is FailureClass.PROGRAM_ERROR
     found = decide(history, policy, limits(newest.shape, time_limit_s, site), retries=_retries(run) if is_ours else 0)
-    why = run.attempt(newest.attempt).hold_reason() if found.action.sends else None
-    return found if why is None else Decision(action=Action.STOP, why=why or _CANCELLED)
+    why = run.attempt(newest.attempt).hold_reason() if found.action.resubmits else None
+    return found if why is None else Decision(action=RecoveryAction.STOP, why=why or _CANCELLED)
 
 
 def _known(recovery: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,13 +127,13 @@ def _retries(run: RunDir) -> int:
         return 0
 
 
-def _history(records: Sequence[AttemptRecord], runs: Path) -> Iterator[Past]:
+def _history(records: Sequence[AttemptRecord], runs: Path) -> Iterator[PastAttempt]:
     for record in records:
-        sent_for = FailureClass(record.recovery["failure"]) if record.recovery else None
+        resubmitted_for = FailureClass(record.recovery["failure"]) if record.recovery else None
         seen: dict[str, Any] = {}
         if record is records[-1] and record.state.ended_badly:
             seen = _seen(record, RunDir.of(runs, record.run_id).attempt(record.attempt))
-        yield Past(state=record.state, reason=record.reason, sent_for=sent_for, **seen)
+        yield PastAttempt(state=record.state, reason=record.reason, resubmitted_for=resubmitted_for, **seen)
 
 
 def _seen(record: AttemptRecord, attempt: AttemptDir) -> dict[str, Any]:

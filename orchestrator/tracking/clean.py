@@ -30,7 +30,7 @@ from workloads.files.packed_specs import unpack_specs
 from workloads.files.run_dir import AttemptDir, RunDir, jobs_folder, run_dirs
 
 if TYPE_CHECKING:
-    from db.engine import Store
+    from db.connect import Store
     from db.queries import RunRecord
 
 TRASH = ".trash"
@@ -45,7 +45,7 @@ _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
 """Temporary files of ``workloads.files.json_file.write_bytes`` and ``workloads.engines.checkpoint.save``."""
 
 
-class Keep(StrEnum):
+class KeepCheckpoints(StrEnum):
     """Which checkpoints of the chosen runs stay."""
 
     LAST = "last"
@@ -55,7 +55,7 @@ class Keep(StrEnum):
     NONE = "none"
 
 
-class Kind(StrEnum):
+class ItemKind(StrEnum):
     """What an item is."""
 
     CHECKPOINT = "checkpoint"
@@ -66,10 +66,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class CleanPolicy:
     """What goes."""
 
-    checkpoints: Keep = Keep.LAST
+    checkpoints: KeepCheckpoints = KeepCheckpoints.LAST
     logs: bool = False
     states: frozenset[State] = frozenset({State.SUCCEEDED})
     """Runs in other states keep everything."""
@@ -81,7 +81,7 @@ class Rules:
 class Item:
     """One file or folder that goes as a whole."""
 
-    kind: Kind
+    kind: ItemKind
     run_id: str
     """Empty for what belongs to no run."""
     path: Path
@@ -89,7 +89,7 @@ class Item:
 
 
 @dataclass(slots=True)
-class Found:
+class CleanReport:
     """What a set of rules finds."""
 
     items: list[Item] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Found:
     """Runs that wait or run."""
 
 
-def find(runs: Path, records: Mapping[str, RunRecord], needed: Collection[str], rules: Rules) -> Found:
+def find(runs: Path, records: Mapping[str, RunRecord], needed: Collection[str], rules: CleanPolicy) -> CleanReport:
     """Look for what may go; changes nothing.
 
     Args:
@@ -108,7 +108,7 @@ def find(runs: Path, records: Mapping[str, RunRecord], needed: Collection[str], 
         needed: snapshots that runs which wait or run will import.
         rules: what goes.
     """
-    found = Found(num_live=sum(record.state.live for record in records.values()))
+    found = CleanReport(num_live=sum(record.state.live for record in records.values()))
     chosen = []
     for run in run_dirs(runs):
         record = records.get(run.run_id)
@@ -118,37 +118,37 @@ def find(runs: Path, records: Mapping[str, RunRecord], needed: Collection[str], 
             found.left.append((run.path, why))
         elif _age_s(run) >= rules.older_than_s:
             chosen.append(run)
-    best = _best(chosen) if rules.checkpoints is Keep.BEST else set()
+    best = _best(chosen) if rules.checkpoints is KeepCheckpoints.BEST else set()
     for run in chosen:
-        keep = rules.checkpoints is Keep.LAST or run.run_id in best
+        keep = rules.checkpoints is KeepCheckpoints.LAST or run.run_id in best
         _add(found, run.run_id, _of_checkpoints(run, keep=keep))
         _add(found, run.run_id, _leftovers(run))
         if rules.logs:
             _add(found, run.run_id, _logs(runs, run))
-    _add(found, "", ((Kind.SNAPSHOT, path) for path in snapshot.unneeded(runs, needed)))
-    _add(found, "", ((Kind.LEFTOVER, path) for path in sorted((runs / TRASH).glob("*"))))
+    _add(found, "", ((ItemKind.SNAPSHOT, path) for path in snapshot.unneeded(runs, needed)))
+    _add(found, "", ((ItemKind.LEFTOVER, path) for path in sorted((runs / TRASH).glob("*"))))
     return found
 
 
-def remove(store: Store, runs: Path, items: Collection[Item]) -> Found:
+def remove(store: Store, runs: Path, items: Collection[Item]) -> CleanReport:
     """Let items go; what went, and what stayed after all.
 
     A run that somebody sent again since it was looked at keeps everything.
     """
-    from db.submissions import live
+    from db.submissions import live_attempts
 
-    done = Found()
+    done = CleanReport()
     folder = runs / TRASH / uuid.uuid4().hex
     folder.mkdir(parents=True)
     ordered = sorted(items, key=lambda item: item.path)
     for start in range(0, len(ordered), BATCH):
         with store.write():
-            going_on = {record.run_id for record in live(store)}
+            going_on = {record.run_id for record in live_attempts(store)}
             for number, item in enumerate(ordered[start : start + BATCH], start):
                 if item.run_id in going_on:
                     done.left.append((item.path, "the run was sent again meanwhile"))
                     continue
-                if item.kind is Kind.SNAPSHOT and not snapshot.is_old(item.path):
+                if item.kind is ItemKind.SNAPSHOT and not snapshot.is_old(item.path):
                     done.left.append((item.path, "a submit took it again meanwhile"))
                     continue
                 try:
@@ -167,10 +167,10 @@ def remove(store: Store, runs: Path, items: Collection[Item]) -> Found:
 
 def needed_snapshots(store: Store, runs: Path) -> set[str]:
     """Snapshots of attempts that wait or run, or that an interrupted submit will send."""
-    from db.submissions import live
+    from db.submissions import live_attempts
 
     found = set()
-    for record in live(store):
+    for record in live_attempts(store):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             found.add(str(read_json(RunDir.of(runs, record.run_id).spec).get("snapshot", "")))
     found |= {str(record.about.get("snapshot", "")) for record in ArrayFolder(runs).open()}
@@ -180,7 +180,7 @@ def needed_snapshots(store: Store, runs: Path) -> set[str]:
     return found - {""}
 
 
-def _add(found: Found, run_id: str, places: Iterator[tuple[Kind, Path]]) -> None:
+def _add(found: CleanReport, run_id: str, places: Iterator[tuple[ItemKind, Path]]) -> None:
     for kind, path in places:
         if path.is_symlink():
             found.left.append((path, "a symbolic link: what it leads to may be somebody else's"))
@@ -243,19 +243,19 @@ def _best(chosen: Collection[RunDir]) -> set[str]:
     return {min(group)[1] for group in groups.values()}
 
 
-def _of_checkpoints(run: RunDir, *, keep: bool) -> Iterator[tuple[Kind, Path]]:
+def _of_checkpoints(run: RunDir, *, keep: bool) -> Iterator[tuple[ItemKind, Path]]:
     folder = run.checkpoint.parent
     if folder.is_symlink() or (not keep and folder.is_dir()):
-        yield Kind.CHECKPOINT, folder
+        yield ItemKind.CHECKPOINT, folder
     elif folder.is_dir():
         for path in sorted(folder.iterdir()):
             if path.name.endswith(".damaged") or _is_leftover(path):
-                yield Kind.LEFTOVER, path
+                yield ItemKind.LEFTOVER, path
 
 
-def _leftovers(run: RunDir) -> Iterator[tuple[Kind, Path]]:
+def _leftovers(run: RunDir) -> Iterator[tuple[ItemKind, Path]]:
     for folder in (run.path, *(attempt.path for attempt in run.attempts())):
-        yield from ((Kind.LEFTOVER, path) for path in sorted(folder.iterdir()) if _is_leftover(path))
+        yield from ((ItemKind.LEFTOVER, path) for path in sorted(folder.iterdir()) if _is_leftover(path))
 
 
 def _is_leftover(path: Path) -> bool:
@@ -265,18 +265,18 @@ def _is_leftover(path: Path) -> bool:
     return False
 
 
-def _logs(runs: Path, run: RunDir) -> Iterator[tuple[Kind, Path]]:
+def _logs(runs: Path, run: RunDir) -> Iterator[tuple[ItemKind, Path]]:
     """What ranks printed, and submitit's pickles; a claim to the start of an attempt stays."""
     for attempt in run.attempts():
         for pattern in ("job/*.out", "job/*.err", "job/*.pkl", "job/*.sh", "hang.*.txt"):
-            yield from ((Kind.LOG, path) for path in sorted(attempt.path.glob(pattern)))
+            yield from ((ItemKind.LOG, path) for path in sorted(attempt.path.glob(pattern)))
         job_id = _job_id(attempt)
         if job_id and not (jobs_folder(runs)).is_symlink():
             array = jobs_folder(runs) / job_id.partition("_")[0]
-            yield from ((Kind.LOG, path) for path in sorted(array.glob(f"{job_id}_*")) if not array.is_symlink())
+            yield from ((ItemKind.LOG, path) for path in sorted(array.glob(f"{job_id}_*")) if not array.is_symlink())
             script = jobs_folder(runs) / f"slurm-{job_id}.out"
             if script.exists():
-                yield Kind.LOG, script
+                yield ItemKind.LOG, script
 
 
 def _job_id(attempt: AttemptDir) -> str:
@@ -290,7 +290,7 @@ def _job_id(attempt: AttemptDir) -> str:
 
 def _drop_empty(runs: Path, items: Collection[Item]) -> None:
     """Folders of Slurm arrays of which nothing is left."""
-    for folder in {item.path.parent for item in items if item.kind is Kind.LOG}:
+    for folder in {item.path.parent for item in items if item.kind is ItemKind.LOG}:
         if folder.parent == jobs_folder(runs):
             with contextlib.suppress(OSError):
                 folder.rmdir()

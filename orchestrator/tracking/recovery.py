@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.cluster.fields import WHOLE_NODE
 from orchestrator.cluster.profile import Recovery
+from orchestrator.cluster.value_types import WHOLE_NODE
 from orchestrator.units import LONGEST_S, MOST_MEMORY_BYTES, format_memory, format_time_limit
 from workloads.contract import State
 
-NEVER_SENT = frozenset({"refused", "no_script"})
+NEVER_SUBMITTED = frozenset({"refused", "no_script"})
 """Reasons of attempts that no queue has taken."""
 
 
@@ -33,7 +33,7 @@ class FailureClass(StrEnum):
     """The run's own, a hang too: the same would most likely happen again."""
 
 
-class Action(StrEnum):
+class RecoveryAction(StrEnum):
     """What is done about a failure. Each new attempt goes on from the last checkpoint."""
 
     NONE = "none"
@@ -41,24 +41,24 @@ class Action(StrEnum):
     RAISE_TIME = "raise_time"
     RAISE_MEMORY = "raise_memory"
     EXCLUDE_NODE = "exclude_node"
-    SEND_AGAIN = "send_again"
+    RESUBMIT = "resubmit"
     """As it was."""
     STOP = "stop"
     """People must do something first."""
 
     @property
-    def sends(self) -> bool:
+    def resubmits(self) -> bool:
         """Whether the run gets a new attempt."""
-        return self not in {Action.NONE, Action.STOP}
+        return self not in {RecoveryAction.NONE, RecoveryAction.STOP}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class PastAttempt:
     """One attempt of a run, as far as it matters here."""
 
     state: State
     reason: str = ""
-    sent_for: FailureClass | None = None
+    resubmitted_for: FailureClass | None = None
     """The failure that it was sent here for; None where people sent it."""
     has_checkpoint: bool = False
     """Whether it wrote one, and so came further than the attempts before."""
@@ -89,7 +89,7 @@ class Limits:
 class Decision:
     """What is done about the end of a run's newest attempt."""
 
-    action: Action
+    action: RecoveryAction
     failure: FailureClass | None = None
     number: int = 0
     """Which time this is: 1 for the first."""
@@ -105,9 +105,9 @@ class Decision:
     @property
     def text(self) -> str:
         """One sentence for people; empty when there is nothing to say."""
-        if self.action is Action.NONE:
+        if self.action is RecoveryAction.NONE:
             return ""
-        if self.action is Action.STOP:
+        if self.action is RecoveryAction.STOP:
             return f"not sent again: {self.why}"
         changes = f" with {self.changes}" if self.changes else ""
         return f"to be sent again{changes} ({self.number} of {self.bound} for {self.failure})"
@@ -117,7 +117,7 @@ def failure_of(state: State, reason: str) -> FailureClass | None:
     """The class of an end; None for what is no failure, was ended on purpose, or never got into a queue."""
     if state is State.OUT_OF_MEMORY:
         return FailureClass.DEVICE_MEMORY if reason == "device_memory" else FailureClass.HOST_MEMORY
-    if state is State.FAILED and reason not in NEVER_SENT:
+    if state is State.FAILED and reason not in NEVER_SUBMITTED:
         return FailureClass.PROGRAM_ERROR
     return {
         State.TIMEOUT: FailureClass.TIMEOUT,
@@ -128,7 +128,7 @@ def failure_of(state: State, reason: str) -> FailureClass | None:
     }.get(state)
 
 
-def decide(history: Sequence[Past], policy: Recovery, limits: Limits, *, retries: int = 0) -> Decision:
+def decide(history: Sequence[PastAttempt], policy: Recovery, limits: Limits, *, retries: int = 0) -> Decision:
     """What to do about the newest attempt.
 
     Args:
@@ -140,18 +140,18 @@ def decide(history: Sequence[Past], policy: Recovery, limits: Limits, *, retries
     last = history[-1]
     failure = failure_of(last.state, last.reason)
     if failure is None:
-        if last.sent_for is not None and last.reason in NEVER_SENT:
+        if last.resubmitted_for is not None and last.reason in NEVER_SUBMITTED:
             why = "what recovery asked for was refused; orchestrate submit sends the run as it is planned now"
-            return Decision(action=Action.STOP, why=why)
-        return Decision(action=Action.NONE)
+            return Decision(action=RecoveryAction.STOP, why=why)
+        return Decision(action=RecoveryAction.NONE)
     bound = _bound(failure, policy, retries)
-    done = sum(past.sent_for is failure for past in since_people_sent_it(history))
+    done = sum(past.resubmitted_for is failure for past in since_last_submit(history))
     if remedy := _remedy(failure, last, limits):
-        return Decision(action=Action.STOP, failure=failure, number=done, bound=bound, why=remedy)
+        return Decision(action=RecoveryAction.STOP, failure=failure, number=done, bound=bound, why=remedy)
     if done >= bound:
         way = _BY_REASON.get(last.reason) or _LAST_RESORT[failure]
         why = f"after {done} of {bound} for {failure}; {way}" if done else way
-        return Decision(action=Action.STOP, failure=failure, number=done, bound=bound, why=why)
+        return Decision(action=RecoveryAction.STOP, failure=failure, number=done, bound=bound, why=why)
     return _send_again(failure, last, policy, limits, number=done + 1, bound=bound)
 
 
@@ -160,9 +160,9 @@ def _bound(failure: FailureClass, policy: Recovery, retries: int) -> int:
     return own[failure] if failure in own else int(getattr(policy, failure.value))
 
 
-def since_people_sent_it(history: Sequence[Past]) -> Sequence[Past]:
+def since_last_submit(history: Sequence[PastAttempt]) -> Sequence[PastAttempt]:
     """The newest attempt that people sent, and those that were sent here after it."""
-    firsts = [index for index, past in enumerate(history) if past.sent_for is None]
+    firsts = [index for index, past in enumerate(history) if past.resubmitted_for is None]
     return history[firsts[-1] if firsts else 0 :]
 
 
@@ -201,7 +201,7 @@ def no_node_left(failure: FailureClass, excluded: Sequence[str], refusal: str) -
     return f"without {', '.join(excluded)} Slurm has no node for it ({refusal}); {_LAST_RESORT[failure]}"
 
 
-def _remedy(failure: FailureClass, last: Past, limits: Limits) -> str:
+def _remedy(failure: FailureClass, last: PastAttempt, limits: Limits) -> str:
     """Why sending it again is no use, with what to do instead; empty where it may help."""
     if failure is FailureClass.DEVICE_MEMORY:
         return (
@@ -231,15 +231,15 @@ def _memory_remedy(limits: Limits) -> str:
 
 
 def _send_again(
-    failure: FailureClass, last: Past, policy: Recovery, limits: Limits, *, number: int, bound: int
+    failure: FailureClass, last: PastAttempt, policy: Recovery, limits: Limits, *, number: int, bound: int
 ) -> Decision:
     time_limit_s, mem_bytes, excluded = limits.time_limit_s, limits.mem_bytes, limits.excluded
-    action, changes = Action.SEND_AGAIN, ""
+    action, changes = RecoveryAction.RESUBMIT, ""
     if failure is FailureClass.TIMEOUT:
         wished_s = max(int(time_limit_s * policy.time_factor), time_limit_s)
         raised_s = max(min(wished_s, limits.max_time_s or LONGEST_S), time_limit_s)
         if raised_s > time_limit_s:
-            action, time_limit_s = Action.RAISE_TIME, raised_s
+            action, time_limit_s = RecoveryAction.RAISE_TIME, raised_s
             changes = (
                 f"a time limit of {format_time_limit(raised_s)} instead of {format_time_limit(limits.time_limit_s)}"
             )
@@ -247,10 +247,13 @@ def _send_again(
         wished = int(mem_bytes * policy.mem_factor)
         raised = min(wished, limits.max_mem_bytes or MOST_MEMORY_BYTES)
         if raised > mem_bytes:
-            action, changes = Action.RAISE_MEMORY, f"{format_memory(raised)} instead of {format_memory(mem_bytes)}"
+            action, changes = (
+                RecoveryAction.RAISE_MEMORY,
+                f"{format_memory(raised)} instead of {format_memory(mem_bytes)}",
+            )
             mem_bytes = raised
     elif failure in {FailureClass.NODE_FAIL, FailureClass.WRONG_HARDWARE} and limits.has_nodes and last.node:
-        action, changes = Action.EXCLUDE_NODE, f"node {last.node} excluded"
+        action, changes = RecoveryAction.EXCLUDE_NODE, f"node {last.node} excluded"
         excluded = tuple(dict.fromkeys([*excluded, last.node]))
     return Decision(
         action=action,

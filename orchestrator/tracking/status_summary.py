@@ -1,6 +1,6 @@
 """Runs at one moment as people look at them: how many are in which state, what is waited for, what went wrong.
 
-Values only: whoever looks makes an :class:`Overview` from what the tracker says, and any view shows it.
+Values only: whoever looks makes an :class:`StatusSummary` from what the tracker says, and any view shows it.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Overview:
+class StatusSummary:
     """Runs at one moment."""
 
     runs: Sequence[RunStatus] = ()
-    num_unsent: int = 0
+    num_unsubmitted: int = 0
     """Planned runs that go out when there is room."""
-    num_due: int = 0
+    num_to_resubmit: int = 0
     """Runs that have ended, and are sent again when there is room."""
     notes: Sequence[str] = ()
     """What else the last look brought to light."""
     problem: str = ""
     """Why the last look failed; then all else is as the look before it found it."""
-    looked_at: float = field(default_factory=time.time)
+    updated_at: float = field(default_factory=time.time)
     """When a look last succeeded, seconds since the epoch."""
 
     @cached_property
     def counts(self) -> Counter[State]:
         """Runs by state, those that were not sent among the planned ones."""
         counts = Counter(run.state for run in self.runs)
-        counts[State.PLANNED] += self.num_unsent
+        counts[State.PLANNED] += self.num_unsubmitted
         return +counts
 
     @cached_property
@@ -69,7 +69,7 @@ class Overview:
     @property
     def over(self) -> bool:
         """Whether nothing goes on and nothing is left to send."""
-        return not self.num_live and not self.num_unsent and not self.num_due
+        return not self.num_live and not self.num_unsubmitted and not self.num_to_resubmit
 
     @property
     def total(self) -> int:
@@ -107,16 +107,16 @@ def _groups(runs: Sequence[RunStatus], words: Mapping[str, str]) -> Sequence[Gro
     return [Group(text, count, first[text]) for text, count in counts.most_common()]
 
 
-def waiting_in_words(seen: Overview) -> str:
+def describe_waiting(seen: StatusSummary) -> str:
     """How many runs wait, and for what most of them do."""
     count = sum(run.state.live and run.state is not State.RUNNING for run in seen.runs)
     words = f"{count} waiting"
     if count and (why := seen.waiting_for[0]).words != _WAITS:
         words += f" ({why.words})" if why.count == count else f" ({why.count} of them: {why.words})"
-    return words + (f", {seen.num_unsent} not sent yet" if seen.num_unsent else "")
+    return words + (f", {seen.num_unsubmitted} not sent yet" if seen.num_unsubmitted else "")
 
 
-def progress_in_words(run: RunStatus) -> str:
+def describe_progress(run: RunStatus) -> str:
     """How far a running run is."""
     progress = run.progress
     parts = []
@@ -131,7 +131,7 @@ def progress_in_words(run: RunStatus) -> str:
     return ", ".join(parts) or "starting"
 
 
-def share_done(run: RunStatus) -> float | None:
+def fraction_done(run: RunStatus) -> float | None:
     """From 0 to 1; None where the run does not say."""
     progress = run.progress
     if progress.steps and progress.step is not None and not progress.epochs:

@@ -24,8 +24,8 @@ from workloads.files.json_file import read_json
 from workloads.files.run_dir import AttemptDir, RunDir
 
 if TYPE_CHECKING:
-    from db.engine import Store
-    from db.reading import Problem
+    from db.attempt_files import IngestProblem
+    from db.connect import Store
     from db.submissions import AttemptRecord
 
 
@@ -75,7 +75,7 @@ def find_executor(target: str, runs: Path) -> Executor | None:
     return LocalExecutor(runs) if target == LOCAL else SlurmExecutor.of(runs, target)
 
 
-def refresh(store: Store, runs: Path, *, fresh: bool = False) -> list[Problem]:
+def refresh(store: Store, runs: Path, *, fresh: bool = False) -> list[IngestProblem]:
     """Take in what ended, then ask the witnesses about every attempt that may still be going on.
 
     Args:
@@ -87,22 +87,22 @@ def refresh(store: Store, runs: Path, *, fresh: bool = False) -> list[Problem]:
         Files that could not be taken in.
     """
     from db.ingest import collect
-    from db.submissions import Mark, live, mark_all
+    from db.submissions import StatusUpdate, live_attempts, update_statuses
 
     unread = _lay_out_unknown(store, runs)
     problems = collect(store, runs).problems
     marks = []
     by_target: dict[str, list[AttemptRecord]] = {}
-    for record in live(store):
+    for record in live_attempts(store):
         by_target.setdefault(record.target, []).append(record)
     for target, records in by_target.items():
-        executor = executor(target, runs)
+        executor = find_executor(target, runs)
         if executor is None:
             continue
         places = [attempt_dir(runs, record) for record in records]
         asked = [(place, record.token or "", record.state) for place, record in zip(places, records, strict=True)]
         for record, place, found in zip(records, places, executor.status(asked, fresh=fresh), strict=True):
-            mark = Mark(
+            mark = StatusUpdate(
                 record.run_id,
                 record.attempt,
                 found.state,
@@ -114,20 +114,20 @@ def refresh(store: Store, runs: Path, *, fresh: bool = False) -> list[Problem]:
             if (mark.state, mark.job_id, mark.reason, mark.message) != known:
                 marks.append(mark)
     if marks:
-        mark_all(store, marks)
+        update_statuses(store, marks)
         if any(not mark.state.live for mark in marks):
             problems = collect(store, runs).problems
     return unread + problems
 
 
-def _lay_out_unknown(store: Store, runs: Path) -> list[Problem]:
+def _lay_out_unknown(store: Store, runs: Path) -> list[IngestProblem]:
     """Make the folders of what waits in Slurm and a store does not know that came later; what cannot be made."""
-    from db.reading import problem
-    from db.submissions import tokens
+    from db.attempt_files import ingest_problem
+    from db.submissions import known_tokens
 
     arrays = ArrayFolder(runs)
     records = arrays.open()
-    known = tokens(store) if records else set()
+    known = known_tokens(store) if records else set()
     problems = []
     for record in records:
         unknown = [index for index, task in enumerate(record.tasks) if task.token not in known]
@@ -147,9 +147,9 @@ def statuses(store: Store, runs: Path, known: Mapping[str, Assessment] | None = 
         runs: the runs folder.
         known: the assess_runs, if somebody has them.
     """
-    from db.queries import run_states
+    from db.queries import run_records
 
-    records = sorted(run_states(store).values(), key=lambda record: (record.experiment, record.label, record.run_id))
+    records = sorted(run_records(store).values(), key=lambda record: (record.experiment, record.label, record.run_id))
     recovery: dict[str, dict[str, Any]] = {
         run_id: {
             "recovery": assessment.action,

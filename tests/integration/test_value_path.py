@@ -68,7 +68,7 @@ def test_lr_keeps_its_name_and_value_from_file_to_table(tmp_path: Path) -> None:
     _orchestrate(tmp_path, "plan", "--local")
     _orchestrate(tmp_path, "submit", "--local", "--wait")
 
-    # -> spec.json, its only carrier: neither the pickle nor the command line of a rank holds it.
+    # -> spec.json, its only executor: neither the pickle nor the command line of a rank holds it.
     run = RunDir.of(tmp_path / "runs", run_id)
     assert read_json(run.spec)["train"]["lr"] == 0.1
     assert TrainConfig.from_json(read_json(run.spec)["train"]).run_id() == run_id

@@ -169,7 +169,7 @@ def test_preempted_where_the_site_ends_jobs(study: Study, tmp_path: Path) -> Non
     urgent = push_off(study.lab, node, tmp_path)
     (row,) = until_settled(study)
     study.lab.command("scancel", urgent)
-    assert (row["state"], row["attempt"], row["recoveries"], row["recovery"]) == ("succeeded", 2, 1, "send_again")
+    assert (row["state"], row["attempt"], row["recoveries"], row["recovery"]) == ("succeeded", 2, 1, "resubmit")
     first, second = attempts(study)
     assert (first["state"], first["recovery"], second["recovery"]["failure"]) == ("preempted", None, "preempted")
     assert second["shape"] == first["shape"]
@@ -370,7 +370,7 @@ def test_a_controller_that_dies_having_taken_the_jobs(doomed: Lab, tmp_path: Pat
     doomed.start_again("slurmctld")
     study.lab.until_answers()
     rows = until_settled(study, before=impatient)
-    assert [(row["state"], row["attempt"], row["recovery"]) for row in rows] == [("succeeded", 2, "send_again")] * 2
+    assert [(row["state"], row["attempt"], row["recovery"]) for row in rows] == [("succeeded", 2, "resubmit")] * 2
     assert {a["reason"] for a in attempts(study) if a["attempt"] == 1} == {"unknown_to_slurm"}
     assert len(study.queued()) == 2, "Slurm knows of no job but theirs"
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator.backends.slurm import query
-from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord, Site, SiteFolder, Task
-from workloads.contract import Execution, Expectation, RunSpec, TrainConfig
+from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord, ClusterFolder, ClusterLimits, Task
+from workloads.contract import Execution, Expectation, Hardware, RunSpec, TrainConfig
 
 FAKE = """#!/bin/sh
 name=$(basename "$0")
@@ -32,9 +32,9 @@ class Fakes:
             (self.bin / name).chmod(0o755)
         monkeypatch.setenv("PATH", f"{self.bin}:/usr/bin:/bin")
         self.answer("scontrol", "ClusterName = one\n")
-        self.site = Site(name="one", **{"poll_seconds": 60, **site})
+        self.site = ClusterLimits(name="one", **{"poll_seconds": 60, **site})
         self.runs = folder / "runs"
-        self.folder = SiteFolder(self.runs, "one")
+        self.folder = ClusterFolder(self.runs, "one")
         self.folder.keep(self.site, {})
 
     def answer(self, name: str, text: str = "", *, error: str = "") -> None:
@@ -50,7 +50,7 @@ class Fakes:
     def array(self, tasks: int = 3, job_id: str | None = "77") -> ArrayRecord:
         names = tuple(Task(f"{i:016x}", 1, f"token{i}") for i in range(tasks))
         record = ArrayRecord(token="abc", target="one", tasks=names, asked_at=time.time() - 1, job_id=job_id)
-        train = TrainConfig(model="cnn", dataset="digits", strategy="probe", hardware="cpu:1", cpus=1)
+        train = TrainConfig(model="cnn", dataset="digits", strategy="probe", hardware=Hardware("cpu", 1), cpus=1)
         spec = RunSpec(
             run_id=train.run_id(),
             label="fake",

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from db.engine import Store, open_store
-from db.queries import run_states
+from db.connect import Store, open_store
+from db.queries import run_records
 from db.submissions import record_intents
 from orchestrator import cli
 from orchestrator.backends import leases
 from orchestrator.backends.exit_status import Exit
 from orchestrator.environment import snapshot
 from orchestrator.tracking import clean
-from orchestrator.tracking.clean import Found, Item, Keep, Kind, Rules
+from orchestrator.tracking.clean import CleanPolicy, CleanReport, Item, ItemKind, KeepCheckpoints
 from workloads.contract import State
 from workloads.files.json_file import write_json
 from workloads.files.packed_specs import pack_specs
@@ -74,15 +74,15 @@ def trained(campaign: Campaign, accuracy: float | None = 0.9, *, state: State = 
     return run
 
 
-def find(store: Store, campaign: Campaign, **rules: Any) -> Found:
+def find(store: Store, campaign: Campaign, **rules: Any) -> CleanReport:
     from db.ingest import collect
 
     assert not collect(store, campaign.runs).problems
     needed = clean.needed_snapshots(store, campaign.runs)
-    return clean.find(campaign.runs, run_states(store), needed, Rules(**rules))
+    return clean.find(campaign.runs, run_records(store), needed, CleanPolicy(**rules))
 
 
-def names(found: Found, *kinds: Kind) -> list[str]:
+def names(found: CleanReport, *kinds: ItemKind) -> list[str]:
     return sorted(item.path.name for item in found.items if not kinds or item.kind in kinds)
 
 
@@ -105,36 +105,36 @@ def test_checkpoints_of_succeeded_runs_go_by_rule(store: Store, campaign: Campai
     trained(campaign, None, seed=2)
     other = trained(campaign, 0.1, seed=0, model="vit_tiny")
     failed = trained(campaign, seed=3, state=State.FAILED)
-    assert names(find(store, campaign), Kind.CHECKPOINT) == []
-    found = find(store, campaign, checkpoints=Keep.NONE)
-    assert names(found, Kind.CHECKPOINT) == ["checkpoint"] * 4
-    assert {i.size_bytes for i in found.items if i.kind is Kind.CHECKPOINT} == {1010}
-    found = find(store, campaign, checkpoints=Keep.BEST)
-    gone = {item.run_id for item in found.items if item.kind is Kind.CHECKPOINT}
+    assert names(find(store, campaign), ItemKind.CHECKPOINT) == []
+    found = find(store, campaign, checkpoints=KeepCheckpoints.NONE)
+    assert names(found, ItemKind.CHECKPOINT) == ["checkpoint"] * 4
+    assert {i.size_bytes for i in found.items if i.kind is ItemKind.CHECKPOINT} == {1010}
+    found = find(store, campaign, checkpoints=KeepCheckpoints.BEST)
+    gone = {item.run_id for item in found.items if item.kind is ItemKind.CHECKPOINT}
     assert len(gone) == 2 and not gone & {best.run_id, other.run_id, failed.run_id}
-    found = find(store, campaign, checkpoints=Keep.NONE, states=frozenset({State.FAILED}))
-    assert [item.run_id for item in found.items if item.kind is Kind.CHECKPOINT] == [failed.run_id]
+    found = find(store, campaign, checkpoints=KeepCheckpoints.NONE, states=frozenset({State.FAILED}))
+    assert [item.run_id for item in found.items if item.kind is ItemKind.CHECKPOINT] == [failed.run_id]
 
 
 def test_age_counts_from_the_end_of_the_newest_attempt(store: Store, campaign: Campaign) -> None:
     """Two days ago."""
     trained(campaign)
-    assert names(find(store, campaign, checkpoints=Keep.NONE, older_than_s=1.9 * DAY_S), Kind.CHECKPOINT)
-    assert not names(find(store, campaign, checkpoints=Keep.NONE, older_than_s=2.1 * DAY_S))
+    assert names(find(store, campaign, checkpoints=KeepCheckpoints.NONE, older_than_s=1.9 * DAY_S), ItemKind.CHECKPOINT)
+    assert not names(find(store, campaign, checkpoints=KeepCheckpoints.NONE, older_than_s=2.1 * DAY_S))
 
 
 def test_results_are_never_removed(store: Store, campaign: Campaign) -> None:
     """With every rule at once: what a run is known by is there afterwards, and the store can be made anew from it."""
     run = trained(campaign)
     before = {path for path in tree(campaign.runs) if path.name in KEPT}
-    found = find(store, campaign, checkpoints=Keep.NONE, logs=True)
+    found = find(store, campaign, checkpoints=KeepCheckpoints.NONE, logs=True)
     done = clean.remove(store, campaign.runs, found.items)
     assert done.left == [] and len(done.items) == len(found.items) == 7
     after = {path for path in tree(campaign.runs) if path.is_file()}
     others = {jobs_folder(campaign.runs) / "12" / "12_1_0_log.err"}
     assert after == before | others and not run.checkpoint.parent.exists()
     assert run.attempt(1).read_result().test_accuracy == 0.9
-    assert find(store, campaign, checkpoints=Keep.NONE, logs=True).items == []
+    assert find(store, campaign, checkpoints=KeepCheckpoints.NONE, logs=True).items == []
 
 
 def test_a_live_run_keeps_everything(store: Store, campaign: Campaign) -> None:
@@ -143,7 +143,11 @@ def test_a_live_run_keeps_everything(store: Store, campaign: Campaign) -> None:
     campaign.send(going_on, 2, job_id="13_0")
     lost = trained(campaign, seed=1, state=State.LOST)
     write_json(lost.attempt(1).progress(0), {})
-    rules = {"checkpoints": Keep.NONE, "logs": True, "states": frozenset({State.SUCCEEDED, State.LOST, State.FAILED})}
+    rules = {
+        "checkpoints": KeepCheckpoints.NONE,
+        "logs": True,
+        "states": frozenset({State.SUCCEEDED, State.LOST, State.FAILED}),
+    }
     found = find(store, campaign, **rules)
     assert found.items == [] and found.num_live == 1
     assert found.left == [(lost.path, "it still writes, although it was given up")]
@@ -153,16 +157,16 @@ def test_a_run_that_has_only_just_ended_keeps_everything(store: Store, campaign:
     """Its other ranks may still print; once somebody saw them end, or some seconds later, they do not."""
     run = trained(campaign)
     os.utime(run.attempt(1).result)
-    found = find(store, campaign, checkpoints=Keep.NONE, logs=True)
+    found = find(store, campaign, checkpoints=KeepCheckpoints.NONE, logs=True)
     assert found.items == [] and found.left == [(run.path, "it has only just ended")]
     Exit(State.SUCCEEDED, "", "").write(run.attempt(1))
-    assert find(store, campaign, checkpoints=Keep.NONE, logs=True).items
+    assert find(store, campaign, checkpoints=KeepCheckpoints.NONE, logs=True).items
 
 
 def test_a_run_that_is_sent_again_meanwhile_keeps_everything(store: Store, campaign: Campaign) -> None:
     """Between the look and the question's answer somebody submits it: its checkpoint may be what it goes on from."""
     run, other = trained(campaign, seed=0), trained(campaign, seed=1)
-    found = find(store, campaign, checkpoints=Keep.NONE)
+    found = find(store, campaign, checkpoints=KeepCheckpoints.NONE)
     assert len(record_intents(store, campaign.runs, [(run.read_spec(), {})], "local")) == 1
     done = clean.remove(store, campaign.runs, found.items)
     assert run.checkpoint.exists() and not other.checkpoint.exists()
@@ -181,7 +185,7 @@ def test_links_are_not_followed(store: Store, campaign: Campaign, tmp_path: Path
     inside = trained(campaign, seed=2)
     (inside.checkpoint.parent / "best.pt").symlink_to(elsewhere / "last.pt")
     before = tree(elsewhere) | tree(tmp_path / moved.run_id)
-    found = find(store, campaign, checkpoints=Keep.NONE)
+    found = find(store, campaign, checkpoints=KeepCheckpoints.NONE)
     clean.remove(store, campaign.runs, found.items)
     assert tree(elsewhere) | tree(tmp_path / moved.run_id) == before
     assert {path for path, _ in found.left} == {linked.checkpoint.parent, moved.path}
@@ -200,9 +204,9 @@ def test_an_interrupted_clean_is_finished_by_the_next(
     with monkeypatch.context() as patch:
         patch.setattr(clean.shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
-            clean.remove(store, campaign.runs, find(store, campaign, checkpoints=Keep.NONE).items)
+            clean.remove(store, campaign.runs, find(store, campaign, checkpoints=KeepCheckpoints.NONE).items)
     found = find(store, campaign)
-    assert [(item.kind, item.size_bytes > 1000) for item in found.items] == [(Kind.LEFTOVER, True)]
+    assert [(item.kind, item.size_bytes > 1000) for item in found.items] == [(ItemKind.LEFTOVER, True)]
     clean.remove(store, campaign.runs, found.items)
     assert not (campaign.runs / clean.TRASH).exists()
 
@@ -218,7 +222,7 @@ def test_what_cannot_be_removed_is_told(store: Store, campaign: Campaign, monkey
         return real(path, target)
 
     monkeypatch.setattr(Path, "rename", rename)
-    done = clean.remove(store, campaign.runs, find(store, campaign, checkpoints=Keep.NONE).items)
+    done = clean.remove(store, campaign.runs, find(store, campaign, checkpoints=KeepCheckpoints.NONE).items)
     assert done.left == [(stuck.checkpoint.parent, "Permission denied")] and not other.checkpoint.parent.exists()
 
 
@@ -239,7 +243,7 @@ def test_snapshots_go_when_no_run_needs_them(store: Store, campaign: Campaign) -
     attempt = campaign.send(run)
     assert names(find(store, campaign)) == []
     campaign.finish(attempt)
-    assert len(names(find(store, campaign), Kind.SNAPSHOT)) == 2
+    assert len(names(find(store, campaign), ItemKind.SNAPSHOT)) == 2
     outbox = campaign.runs / "queue" / "outbox"
     outbox.mkdir(parents=True)
     (outbox / "1.json").write_bytes(pack_specs([replace(spec, snapshot=name)]))
@@ -343,7 +347,7 @@ def test_what_is_left_alone_is_said(campaign: Campaign, typed: Typed, monkeypatc
     monkeypatch.setattr(
         clean,
         "remove",
-        lambda *_: Found(items=[Item(Kind.LOG, "", run.path, 3)], left=[(run.path, "stuck")]),
+        lambda *_: CleanReport(items=[Item(ItemKind.LOG, "", run.path, 3)], left=[(run.path, "stuck")]),
     )
     code, stdout, stderr = typed("--yes")
     assert code == 3 and stdout.endswith("3 bytes removed\n")
@@ -355,5 +359,5 @@ def test_an_attempt_without_a_verdict_is_left_alone(store: Store, campaign: Camp
     run = trained(campaign)
     find(store, campaign)
     AttemptDir(run.path / "attempts" / "1").result.unlink()
-    found = clean.find(campaign.runs, run_states(store), set(), Rules(checkpoints=Keep.NONE))
+    found = clean.find(campaign.runs, run_records(store), set(), CleanPolicy(checkpoints=KeepCheckpoints.NONE))
     assert found.items == [] and found.left == [(run.path, "nothing says that its newest attempt has ended")]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.backends.base import Verdict
+from orchestrator.backends.base import Status
 from orchestrator.backends.exit_status import (
     Ending,
     Exit,
@@ -18,8 +18,8 @@ from orchestrator.backends.exit_status import (
     describe_exit,
     first_failure,
     hung_ranks,
-    own_result,
-    own_verdict,
+    read_result_or_none,
+    result_status,
     since_start,
 )
 from orchestrator.backends.local import supervisor
@@ -174,10 +174,10 @@ def test_what_a_requeued_job_did_before_says_nothing_of_its_end(tmp_path: Path) 
 def test_a_verdict_of_the_job_itself(tmp_path: Path) -> None:
     """A rank that only saw its peer go gives none."""
     attempt = RunDir.of(tmp_path, RUN_ID).attempt(1).create()
-    assert own_verdict(attempt) is None
-    for reason, told in (("rank_lost", None), ("program_error", Verdict(State.FAILED, "program_error", "boom"))):
+    assert result_status(attempt) is None
+    for reason, told in (("rank_lost", None), ("program_error", Status(State.FAILED, "program_error", "boom"))):
         attempt.write_result(RunResult(run_id=RUN_ID, attempt=1, state=State.FAILED, reason=reason, message="boom"))
-        assert own_verdict(attempt) == told
+        assert result_status(attempt) == told
 
 
 def test_only_a_watchdog_that_fired_is_a_hang(tmp_path: Path) -> None:
@@ -190,11 +190,11 @@ def test_only_a_watchdog_that_fired_is_a_hang(tmp_path: Path) -> None:
 
 def test_a_damaged_or_foreign_result_is_none(tmp_path: Path) -> None:
     attempt = RunDir.of(tmp_path, RUN_ID).attempt(1).create()
-    assert own_result(attempt) is None
+    assert read_result_or_none(attempt) is None
     attempt.result.write_text('{"spec_version": 1')
-    assert own_result(attempt) is None
+    assert read_result_or_none(attempt) is None
     attempt.write_result(RunResult(run_id="f" * 16, attempt=1, state="succeeded"))
-    assert own_result(attempt) is None
+    assert read_result_or_none(attempt) is None
 
 
 def test_a_verdict_without_room_is_noted_and_its_entry_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

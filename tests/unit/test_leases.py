@@ -19,37 +19,37 @@ def _own_domain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_holder_at_most() -> None:
-    first = leases.take("gpu/GPU-1")
+    first = leases.acquire("gpu/GPU-1")
     assert first is not None
-    assert leases.take("gpu/GPU-1") is None
-    assert leases.take("gpu/GPU-2") is not None
+    assert leases.acquire("gpu/GPU-1") is None
+    assert leases.acquire("gpu/GPU-2") is not None
     first.release()
-    assert leases.take("gpu/GPU-1") is not None
+    assert leases.acquire("gpu/GPU-1") is not None
 
 
 def test_looking_does_not_take() -> None:
-    assert not leases.held("core/0")
-    lease = leases.take("core/0")
+    assert not leases.is_held("core/0")
+    lease = leases.acquire("core/0")
     assert lease is not None
-    assert leases.held("core/0")
-    assert leases.held("core/0")
+    assert leases.is_held("core/0")
+    assert leases.is_held("core/0")
     lease.release()
-    assert not leases.held("core/0")
+    assert not leases.is_held("core/0")
 
 
 def test_a_lease_lives_as_long_as_a_process_that_inherited_it() -> None:
     """The taker lets go and its child is killed; only then is the name free. A child that got nothing holds nothing."""
-    lease = leases.take("gpu/GPU-1")
+    lease = leases.acquire("gpu/GPU-1")
     assert lease is not None
     sleep = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
     heir = subprocess.Popen(sleep, pass_fds=[lease.fileno()])
     stranger = subprocess.Popen(sleep)
     try:
         lease.release()
-        assert leases.held("gpu/GPU-1")
+        assert leases.is_held("gpu/GPU-1")
         os.kill(heir.pid, signal.SIGKILL)
         heir.wait()
-        assert not leases.held("gpu/GPU-1")
+        assert not leases.is_held("gpu/GPU-1")
     finally:
         for process in (heir, stranger):
             process.kill()
@@ -57,25 +57,25 @@ def test_a_lease_lives_as_long_as_a_process_that_inherited_it() -> None:
 
 
 def test_domains_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert leases.take("gpu/GPU-1") is not None
+    assert leases.acquire("gpu/GPU-1") is not None
     monkeypatch.setenv(leases.DOMAIN_VARIABLE, "elsewhere" + str(os.getpid()))
-    assert leases.take("gpu/GPU-1") is not None
+    assert leases.acquire("gpu/GPU-1") is not None
 
 
 def test_any_name_is_a_name() -> None:
     """MIG names of old drivers are longer than the kernel's limit for addresses, paths hold anything."""
     for name in ("MIG-GPU-" + "a" * 200 + "/11/0", "queue/'ü\n\udcff"):
-        lease = leases.take(name)
+        lease = leases.acquire(name)
         assert lease is not None
-        assert leases.held(name)
+        assert leases.is_held(name)
         lease.release()
 
 
 def test_some_of_several_in_their_order() -> None:
-    held = leases.take(leases.gpu("b"))
+    held = leases.acquire(leases.gpu_name("b"))
     assert held is not None
-    names = [leases.gpu(uuid) for uuid in "abcd"]
-    taken = leases.take_some(names, 2)
+    names = [leases.gpu_name(uuid) for uuid in "abcd"]
+    taken = leases.acquire_up_to(names, 2)
     assert [lease.name for lease in taken] == ["gpu/a", "gpu/c"]
     leases.release(taken)
-    assert not leases.held("gpu/a")
+    assert not leases.is_held("gpu/a")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.backends.base import Verdict
+from orchestrator.backends.base import Status
 from orchestrator.backends.exit_status import Exit
-from orchestrator.backends.local.observe import SILENCE_S, Place, Supervisor, Witnesses, host_fate, verdict
+from orchestrator.backends.local.observe import SILENCE_S, LocalObservation, Place, Supervisor, host_fate, verdict
 from orchestrator.backends.processes import Host
 from workloads.contract import State
 
@@ -22,8 +22,8 @@ NOTHING: dict[str, Any] = {
     "queue_alive": True,
     "submit_alive": False,
 }
-SUCCESS = Verdict(State.SUCCEEDED)
-FAILURE = Verdict(State.FAILED, "program_error", "rank 0: boom")
+SUCCESS = Status(State.SUCCEEDED)
+FAILURE = Status(State.FAILED, "program_error", "rank 0: boom")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ FAILURE = Verdict(State.FAILED, "program_error", "rank 0: boom")
         ),
         ({"supervisor": Supervisor.ELSEWHERE, "result": FAILURE}, State.FAILED, "program_error", "rank 0: boom"),
         ({"place": Place.RUNNING}, State.PENDING, "starting", ""),
-        ({"place": Place.PENDING, "waits_for": "waits for 2 GPUs"}, State.PENDING, "queued", "waits for 2 GPUs"),
+        ({"place": Place.PENDING, "waiting_reason": "waits for 2 GPUs"}, State.PENDING, "queued", "waits for 2 GPUs"),
         ({"place": Place.PENDING, "queue_alive": False}, State.PENDING, "no_queue", "the queue process is gone"),
         ({"place": Place.PENDING, "cancelling": True}, State.PENDING, "cancelling", ""),
         ({"place": Place.PENDING, "recorded": State.SUBMITTING}, State.PENDING, "queued", ""),
@@ -70,13 +70,13 @@ FAILURE = Verdict(State.FAILED, "program_error", "rank 0: boom")
     ],
 )
 def test_the_table(witnesses: dict[str, Any], state: State, reason: str, message: str) -> None:
-    found = verdict(Witnesses(**{**NOTHING, **witnesses}))
+    found = verdict(LocalObservation(**{**NOTHING, **witnesses}))
     assert (found.state, found.reason) == (state, reason)
     assert found.message.startswith(message)
     assert bool(found.message) == bool(message)
 
 
-def all_witnesses() -> list[Witnesses]:
+def all_witnesses() -> list[LocalObservation]:
     """Every combination of what can be told apart."""
     choices = {
         "recorded": [State.SUBMITTING, State.PENDING, State.RUNNING],
@@ -90,7 +90,9 @@ def all_witnesses() -> list[Witnesses]:
         "untold": [False, True],
         "silent_s": [None, 1.0, SILENCE_S + 1],
     }
-    return [Witnesses(**dict(zip(choices, values, strict=True))) for values in itertools.product(*choices.values())]
+    return [
+        LocalObservation(**dict(zip(choices, values, strict=True))) for values in itertools.product(*choices.values())
+    ]
 
 
 def test_in_every_combination() -> None:

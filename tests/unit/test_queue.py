@@ -120,36 +120,36 @@ def test_a_large_one_does_not_wait_for_ever(desk: Desk, monkeypatch: pytest.Monk
 def test_only_one_queue_of_the_machine_keeps_devices(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that each kept half of what the other needs would wait for ever."""
     monkeypatch.setattr(queue_module, "PATIENCE_S", 0.0)
-    permit = leases.take("reservation")
+    permit = leases.acquire("reservation")
     assert permit is not None
-    taken = leases.take(leases.gpu("GPU-a"))
+    taken = leases.acquire(leases.gpu_name("GPU-a"))
     desk.put("large", 4, order=1)
     for _ in range(3):
         desk.queue.turn()
-    assert not leases.held(leases.gpu("GPU-b"))
+    assert not leases.is_held(leases.gpu_name("GPU-b"))
     permit.release()
     for _ in range(2):
         desk.queue.turn()
-    assert leases.held(leases.gpu("GPU-b"))
+    assert leases.is_held(leases.gpu_name("GPU-b"))
     assert taken is not None
     taken.release()
     desk.queue.turn()
     assert desk.running() == {"large"}
-    assert not leases.held("reservation")
+    assert not leases.is_held("reservation")
 
 
 def test_a_kept_run_that_is_withdrawn_gives_its_devices_back(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "PATIENCE_S", 0.0)
-    taken = leases.take(leases.gpu("GPU-a"))
+    taken = leases.acquire(leases.gpu_name("GPU-a"))
     assert taken is not None
     large = desk.put("large", 4, order=1)
     for _ in range(3):
         desk.queue.turn()
-    assert leases.held(leases.gpu("GPU-b"))
+    assert leases.is_held(leases.gpu_name("GPU-b"))
     desk.folder.withdraw(large)
     desk.queue.turn()
-    assert not leases.held(leases.gpu("GPU-b"))
-    assert not leases.held("reservation")
+    assert not leases.is_held(leases.gpu_name("GPU-b"))
+    assert not leases.is_held("reservation")
 
 
 def test_a_run_stays_on_the_gpus_its_submit_could_see(desk: Desk) -> None:
@@ -158,8 +158,8 @@ def test_a_run_stays_on_the_gpus_its_submit_could_see(desk: Desk) -> None:
     desk.put("b", 1, order=2, allowed=("GPU-c",))
     desk.queue.turn()
     assert desk.running() == {"a"}
-    assert leases.held(leases.gpu("GPU-c"))
-    assert not leases.held(leases.gpu("GPU-a"))
+    assert leases.is_held(leases.gpu_name("GPU-c"))
+    assert not leases.is_held(leases.gpu_name("GPU-a"))
     desk.end(first)
     desk.queue.turn()
     assert desk.running() == {"b"}
@@ -181,7 +181,7 @@ def test_devices_that_are_gone_are_made_up_for(desk: Desk) -> None:
     desk.queue = Queue(desk.folder, here, frozenset(GPUS))
     desk.queue.turn()
     assert desk.running() == {"a"}
-    assert leases.held(leases.gpu("GPU-d"))
+    assert leases.is_held(leases.gpu_name("GPU-d"))
     # CUDA_VISIBLE_DEVICES="" meant none, and still does.
     assert desk.folder.why_waiting()[none] == "needs 1 GPU, and may use 0 of this machine"
 

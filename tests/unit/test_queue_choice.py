@@ -11,8 +11,8 @@ import pytest
 from orchestrator import cli
 from orchestrator.backends.slurm import commands, queue_choice
 from orchestrator.backends.slurm.commands import Answer
-from orchestrator.backends.slurm.records import Pair
-from orchestrator.cluster import profiles, resources, trials
+from orchestrator.backends.slurm.records import QueuePair
+from orchestrator.cluster import cluster_file, resources, sample_scripts
 
 SCRIPT = Path("/runs/script.sh")
 
@@ -65,7 +65,7 @@ def answers(
 def test_what_slurm_says(monkeypatch: pytest.MonkeyPatch, code: int, text: str, start: str, refusal: str) -> None:
     """A start, or its own words once, whatever a site's filters print around them."""
     asked = answers(monkeypatch, lambda argv: (code, text))
-    assert queue_choice.estimate(SCRIPT, "--qos=x") == queue_choice.Estimate(start, refusal)
+    assert queue_choice.estimate(SCRIPT, "--qos=x") == queue_choice.StartEstimate(start, refusal)
     assert asked == [("sbatch", "--test-only", "--qos=x", str(SCRIPT))]
 
 
@@ -80,22 +80,28 @@ def said(argv: tuple[str, ...]) -> tuple[int, str]:
 def test_the_earliest_start_wins_and_ties_keep_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queues that end jobs too early are not asked; those that refuse are left out; where all do, nobody chooses."""
     asked = answers(monkeypatch, said)
-    pairs = [Pair("slow"), Pair("brief", "", 60), Pair("gone"), Pair("fast", "q"), Pair("also")]
+    pairs = [
+        QueuePair("slow"),
+        QueuePair("brief", "", 60),
+        QueuePair("gone"),
+        QueuePair("fast", "q"),
+        QueuePair("also"),
+    ]
     found = queue_choice.earliest(SCRIPT, pairs, {"exclude": "n1"}, count=3, time_limit_s=3600)
-    assert found is not None and (found[0], found[1].start) == (Pair("fast", "q"), STARTS["fast"])
+    assert found is not None and (found[0], found[1].start) == (QueuePair("fast", "q"), STARTS["fast"])
     assert [word for argv in asked for word in argv if word.startswith("--part")] == [
         f"--partition={name}" for name in ("slow", "gone", "fast", "also")
     ]
     assert all({"--array=0-2", "--exclude=n1"} <= set(argv) for argv in asked) and "--qos=q" in asked[2]
     assert queue_choice.earliest(SCRIPT, pairs, {"partition": "x"}, count=1, time_limit_s=60) is None
-    assert queue_choice.earliest(SCRIPT, [Pair("gone")], {}, count=1, time_limit_s=60) is None
+    assert queue_choice.earliest(SCRIPT, [QueuePair("gone")], {}, count=1, time_limit_s=60) is None
 
 
 def test_every_queue_that_takes_a_shape_is_offered() -> None:
     """In the order of the cluster file, without those whose limits it passes."""
-    sol = profiles.load("sol")
+    sol = cluster_file.load("sol")
     for limit_s, names in ((3600, ["htc/public", "public/public"]), (5 * 3600, ["public/public"])):
-        shape = trials.request(sol, "a100:2", limit_s).shape
+        shape = sample_scripts.sample(sol, "a100:2", limit_s).shape
         assert shape is not None and [str(queue) for queue in resources.queues(sol, shape)] == names
 
 

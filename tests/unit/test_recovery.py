@@ -7,9 +7,18 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cluster.fields import WHOLE_NODE
 from orchestrator.cluster.profile import Recovery
-from orchestrator.tracking.recovery import NEVER_SENT, Action, Decision, FailureClass, Limits, Past, decide, failure_of
+from orchestrator.cluster.value_types import WHOLE_NODE
+from orchestrator.tracking.recovery import (
+    NEVER_SUBMITTED,
+    Decision,
+    FailureClass,
+    Limits,
+    PastAttempt,
+    RecoveryAction,
+    decide,
+    failure_of,
+)
 from orchestrator.units import LONGEST_S, MOST_MEMORY_BYTES
 from workloads.contract import State
 
@@ -29,9 +38,11 @@ ENDINGS = {
 }
 
 
-def past(failure: FailureClass, sent_for: FailureClass | None = None, **more: Any) -> Past:
+def past(failure: FailureClass, resubmitted_for: FailureClass | None = None, **more: Any) -> PastAttempt:
     state, reason = ENDINGS[failure]
-    return Past(state=state, reason=reason, sent_for=sent_for, **{"has_checkpoint": True, "node": "n1", **more})
+    return PastAttempt(
+        state=state, reason=reason, resubmitted_for=resubmitted_for, **{"has_checkpoint": True, "node": "n1", **more}
+    )
 
 
 def decision(failure: FailureClass, *, policy: Recovery = POLICY, retries: int = 0, **limits: Any) -> Decision:
@@ -44,8 +55,8 @@ def decision(failure: FailureClass, *, policy: Recovery = POLICY, retries: int =
         ("timeout", {}, "raise_time", "a time limit of 0-02:00:00 instead of 0-01:00:00"),
         ("timeout", {"max_time_s": 5400}, "raise_time", "a time limit of 0-01:30:00 instead of 0-01:00:00"),
         # It came further, and there is no more time to be had: it goes on with what it had.
-        ("timeout", {"max_time_s": HOUR_S}, "send_again", ""),
-        ("timeout", {"max_time_s": 60}, "send_again", ""),
+        ("timeout", {"max_time_s": HOUR_S}, "resubmit", ""),
+        ("timeout", {"max_time_s": 60}, "resubmit", ""),
         ("host_memory", {}, "raise_memory", "8G instead of 4G"),
         ("host_memory", {"max_mem_bytes": 6 * GB}, "raise_memory", "6G instead of 4G"),
         ("host_memory", {"max_mem_bytes": 4 * GB}, "stop", ""),
@@ -57,8 +68,8 @@ def decision(failure: FailureClass, *, policy: Recovery = POLICY, retries: int =
         ("node_fail", {}, "exclude_node", "node n1 excluded"),
         ("wrong_hardware", {}, "exclude_node", "node n1 excluded"),
         ("wrong_hardware", {"has_nodes": False}, "stop", ""),
-        ("preempted", {}, "send_again", ""),
-        ("lost", {}, "send_again", ""),
+        ("preempted", {}, "resubmit", ""),
+        ("lost", {}, "resubmit", ""),
         ("program_error", {}, "stop", ""),
     ],
 )
@@ -66,7 +77,7 @@ def test_each_class(failure: str, limits: dict[str, Any], action: str, changes: 
     found = decision(FailureClass(failure), **limits)
     assert (found.action, found.changes) == (action, changes)
     assert found.failure == failure
-    if found.action.sends:
+    if found.action.resubmits:
         assert found.number == 1 and f"(1 of {found.bound} for {failure})" in found.text
         assert found.time_limit_s >= HOUR_S and found.mem_bytes == (
             8 * GB if changes.startswith("8G") else 6 * GB if changes.startswith("6G") else 4 * GB
@@ -88,7 +99,7 @@ def test_each_class(failure: str, limits: dict[str, Any], action: str, changes: 
         (decision(FailureClass.WRONG_HARDWARE, policy=Recovery(wrong_hardware=0)), "file, then orchestrate submit"),
         (decision(FailureClass.TIMEOUT, policy=Recovery(timeout=0)), "raise time_limit, then orchestrate submit"),
         *(
-            (decide([Past(state=State.FAILED, reason=reason)], POLICY, Limits(**LIMITS)), f"mend {key}")
+            (decide([PastAttempt(state=State.FAILED, reason=reason)], POLICY, Limits(**LIMITS)), f"mend {key}")
             for reason, key in [
                 ("prologue", "prologue in the cluster file, then orchestrate submit"),
                 ("interpreter", "python in the cluster file, then orchestrate submit"),
@@ -104,7 +115,7 @@ def test_each_class(failure: str, limits: dict[str, Any], action: str, changes: 
     ],
 )
 def test_why_it_stops_and_what_to_do(failure: Decision, words: str) -> None:
-    assert failure.action is Action.STOP and words in failure.text
+    assert failure.action is RecoveryAction.STOP and words in failure.text
 
 
 @pytest.mark.parametrize("failure", [f for f in FailureClass if f is not FailureClass.DEVICE_MEMORY])
@@ -115,26 +126,26 @@ def test_each_class_has_a_bound_of_its_own(failure: FailureClass) -> None:
     other = FailureClass.LOST if failure is not FailureClass.LOST else FailureClass.PREEMPTED
     history = [past(failure)]
     sent = 0
-    while (found := decide(history, policy, Limits(**LIMITS), retries=3)).action.sends:
+    while (found := decide(history, policy, Limits(**LIMITS), retries=3)).action.resubmits:
         sent += 1
         assert (found.number, found.bound) == (sent, 3)
-        history += [past(other, sent_for=failure), past(failure, sent_for=other)]
-    assert sent == 3 and found.action is Action.STOP and "after 3 of 3" in found.text
+        history += [past(other, resubmitted_for=failure), past(failure, resubmitted_for=other)]
+    assert sent == 3 and found.action is RecoveryAction.STOP and "after 3 of 3" in found.text
     # People sent it again: the count begins anew.
     assert decide([*history, past(failure)], policy, Limits(**LIMITS), retries=3).number == 1
 
 
 def test_zero_switches_a_class_off() -> None:
-    assert decision(FailureClass.PREEMPTED, policy=Recovery(preempted=0)).action is Action.STOP
-    assert decision(FailureClass.PROGRAM_ERROR, retries=1).action is Action.SEND_AGAIN
-    hang = Past(state=State.FAILED, reason="hang")
+    assert decision(FailureClass.PREEMPTED, policy=Recovery(preempted=0)).action is RecoveryAction.STOP
+    assert decision(FailureClass.PROGRAM_ERROR, retries=1).action is RecoveryAction.RESUBMIT
+    hang = PastAttempt(state=State.FAILED, reason="hang")
     assert decide([hang], POLICY, Limits(**LIMITS), retries=1).failure is FailureClass.PROGRAM_ERROR
 
 
 def test_a_node_that_nobody_names_is_not_excluded() -> None:
     for failure in (FailureClass.NODE_FAIL, FailureClass.WRONG_HARDWARE):
         found = decide([past(failure, node="")], POLICY, Limits(**LIMITS, excluded=("n7",)))
-        assert (found.action, found.excluded) == (Action.SEND_AGAIN, ("n7",))
+        assert (found.action, found.excluded) == (RecoveryAction.RESUBMIT, ("n7",))
 
 
 def test_excluded_nodes_add_up() -> None:
@@ -153,8 +164,8 @@ def test_nothing_is_raised_beyond_what_a_limit_may_say() -> None:
 
 def test_a_factor_of_one_raises_nothing() -> None:
     policy = Recovery(time_factor=1.0, mem_factor=1.0)
-    assert decision(FailureClass.TIMEOUT, policy=policy).action is Action.SEND_AGAIN
-    assert decision(FailureClass.HOST_MEMORY, policy=policy).action is Action.SEND_AGAIN
+    assert decision(FailureClass.TIMEOUT, policy=policy).action is RecoveryAction.RESUBMIT
+    assert decision(FailureClass.HOST_MEMORY, policy=policy).action is RecoveryAction.RESUBMIT
 
 
 @pytest.mark.parametrize("state", State)
@@ -163,13 +174,13 @@ def test_what_is_no_failure_is_left_alone(state: State) -> None:
     known = failure_of(state, "")
     assert (known is None) == (state.live or state in {State.PLANNED, State.SUCCEEDED, State.CANCELLED})
     if known is None:
-        for sent_for in (None, FailureClass.LOST):
-            ended = Past(state=state, sent_for=sent_for)
-            assert decide([ended], POLICY, Limits(**LIMITS)) == Decision(action=Action.NONE)
-    for reason in NEVER_SENT:
-        refused = Past(state=State.FAILED, reason=reason)
+        for resubmitted_for in (None, FailureClass.LOST):
+            ended = PastAttempt(state=state, resubmitted_for=resubmitted_for)
+            assert decide([ended], POLICY, Limits(**LIMITS)) == Decision(action=RecoveryAction.NONE)
+    for reason in NEVER_SUBMITTED:
+        refused = PastAttempt(state=State.FAILED, reason=reason)
         assert decide([refused], POLICY, Limits(**LIMITS), retries=9).text == ""
-        again = Past(state=State.FAILED, reason=reason, sent_for=FailureClass.HOST_MEMORY)
+        again = PastAttempt(state=State.FAILED, reason=reason, resubmitted_for=FailureClass.HOST_MEMORY)
         assert (
             "refused; orchestrate submit sends the run as it is planned now"
             in decide([again], POLICY, Limits(**LIMITS), retries=9).text
@@ -199,7 +210,7 @@ def test_what_holds_in_every_combination() -> None:
         )
         history = [past(failure, has_checkpoint=checkpoint, node=node)]
         sent = 0
-        while (found := decide(history, POLICY, limits, retries=1)).action.sends:
+        while (found := decide(history, POLICY, limits, retries=1)).action.resubmits:
             checked += 1
             sent += 1
             assert found.number == sent <= found.bound
@@ -208,8 +219,8 @@ def test_what_holds_in_every_combination() -> None:
             assert mem is None or (found.mem_bytes or 0) >= mem
             assert not max_mem or mem in {None, WHOLE_NODE} or (found.mem_bytes or 0) <= max(max_mem, mem)
             assert set(found.excluded) <= {node}
-            assert found.action is not Action.RAISE_TIME or failure is FailureClass.TIMEOUT
-            assert found.action is not Action.RAISE_MEMORY or failure is FailureClass.HOST_MEMORY
+            assert found.action is not RecoveryAction.RAISE_TIME or failure is FailureClass.TIMEOUT
+            assert found.action is not RecoveryAction.RAISE_MEMORY or failure is FailureClass.HOST_MEMORY
             limits = Limits(
                 time_limit_s=found.time_limit_s,
                 max_time_s=cap_s,
@@ -219,6 +230,6 @@ def test_what_holds_in_every_combination() -> None:
                 has_nodes=has_nodes,
                 excluded=found.excluded,
             )
-            history.append(past(failure, sent_for=failure, has_checkpoint=checkpoint, node=node))
-        assert found.action is Action.STOP and found.text
+            history.append(past(failure, resubmitted_for=failure, has_checkpoint=checkpoint, node=node))
+        assert found.action is RecoveryAction.STOP and found.text
     assert checked > 1000

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from db.engine import Store, open_store
-from db.submissions import Mark, histories, mark_all, record_intents
+from db.connect import Store, open_store
+from db.submissions import StatusUpdate, attempt_histories, record_intents, update_statuses
 from orchestrator import cli
 from orchestrator.backends import leases
-from orchestrator.backends.base import Delivery, Receipt, Verdict
+from orchestrator.backends.base import Receipt, Request, Status
 from orchestrator.backends.exit_status import Exit
-from orchestrator.backends.slurm.queue_choice import Estimate
-from orchestrator.backends.slurm.records import Site, SiteFolder, shape_key
+from orchestrator.backends.slurm.queue_choice import StartEstimate
+from orchestrator.backends.slurm.records import ClusterFolder, ClusterLimits, shape_key
 from orchestrator.submission import resubmit, submitter
 from orchestrator.tracking import tracker
-from orchestrator.tracking.assess import Outlook, limits, outlooks
-from orchestrator.tracking.recovery import Action, Decision, FailureClass
+from orchestrator.tracking.assess import Assessment, assess_runs, limits
+from orchestrator.tracking.recovery import Decision, FailureClass, RecoveryAction
 from orchestrator.workspace import Workspace
 from workloads.contract import Execution, Expectation, Hardware, RunSpec, State, TrainConfig
 from workloads.files.event_log import EventLog
@@ -40,7 +40,7 @@ SHAPE: dict[str, Any] = {
     "qos": "public",
 }
 NODES = {"a100": {"mem_bytes": 64 * GB, "mem_style": "node", "max_time_s": {"htc/public": 5400}}}
-SITE = Site(name="sol", nodes=NODES, recovery={"lost": 1, "unheard_of": 9})
+SITE = ClusterLimits(name="sol", nodes=NODES, recovery={"lost": 1, "unheard_of": 9})
 
 
 class Carrier:
@@ -49,7 +49,7 @@ class Carrier:
     cancel_wait_s = 0.0
 
     def __init__(self) -> None:
-        self.sent: list[Delivery] = []
+        self.sent: list[Request] = []
         self.retired: list[int] = []
         self.rooms: int | None = None
         self.refusal = ""
@@ -58,16 +58,16 @@ class Carrier:
     def room(self) -> int | None:
         return self.rooms
 
-    def send(self, deliveries: list[Delivery], *, patient: bool = True) -> list[Receipt]:
+    def send(self, requests: list[Request], *, patient: bool = True) -> list[Receipt]:
         if self.refusal:
-            return [Receipt(d.token, State.FAILED, reason="refused", message=self.refusal) for d in deliveries]
-        self.sent += deliveries
-        for delivery in deliveries:
-            delivery.introduce()
-        return [Receipt(d.token, State.PENDING, job_id=f"7_{i}", reason="queued") for i, d in enumerate(deliveries)]
+            return [Receipt(d.token, State.FAILED, reason="refused", message=self.refusal) for d in requests]
+        self.sent += requests
+        for request in requests:
+            request.materialize()
+        return [Receipt(d.token, State.PENDING, job_id=f"7_{i}", reason="queued") for i, d in enumerate(requests)]
 
-    def look(self, attempts: Any, *, fresh: bool = False) -> list[Verdict]:
-        return [Verdict(state, self.reason) for _, _, state in attempts]
+    def look(self, attempts: Any, *, fresh: bool = False) -> list[Status]:
+        return [Status(state, self.reason) for _, _, state in attempts]
 
     def cancel(self, attempts: Any) -> None: ...
 
@@ -80,11 +80,13 @@ class Carrier:
 class Campaign:
     """Runs that were sent to a cluster, and how they ended."""
 
-    def __init__(self, store: Store, workspace: Workspace, carrier: Carrier) -> None:
-        self.store, self.workspace, self.carrier = store, workspace, carrier
+    def __init__(self, store: Store, workspace: Workspace, executor: Carrier) -> None:
+        self.store, self.workspace, self.executor = store, workspace, executor
 
     def send(self, *, retries: int = 0, seed: int = 0, shape: dict[str, Any] = SHAPE) -> RunDir:
-        train = TrainConfig(model="cnn", dataset="digits", strategy="probe", hardware=Hardware("a100", 2), cpus=6, seed=seed)
+        train = TrainConfig(
+            model="cnn", dataset="digits", strategy="probe", hardware=Hardware("a100", 2), cpus=6, seed=seed
+        )
         spec = RunSpec(
             run_id=train.run_id(),
             label=f"probe-s{seed}",
@@ -110,15 +112,15 @@ class Campaign:
             log.write("checkpoint", epoch=1)
         log.close()
         Exit(state, reason, "how it ended").write(attempt)
-        mark_all(self.store, [Mark(run.run_id, number, state, reason=reason, message="how it ended")])
+        update_statuses(self.store, [StatusUpdate(run.run_id, number, state, reason=reason, message="how it ended")])
 
-    def outlook(self, run: RunDir) -> Outlook:
-        return outlooks(self.store, self.workspace.runs)[run.run_id]
+    def assessment(self, run: RunDir) -> Assessment:
+        return assess_runs(self.store, self.workspace.runs)[run.run_id]
 
     def recover(self) -> list[str]:
         """Do what is due; what was said."""
         said: list[str] = []
-        due = [o for o in outlooks(self.store, self.workspace.runs).values() if o.decision.action.sends]
+        due = [o for o in assess_runs(self.store, self.workspace.runs).values() if o.decision.action.resubmits]
         if due:
             resubmit.recover(self.workspace, due, said.append)
         return said
@@ -127,46 +129,46 @@ class Campaign:
 @pytest.fixture
 def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Campaign]:
     monkeypatch.setenv(leases.DOMAIN_VARIABLE, str(tmp_path))
-    carrier = Carrier()
-    monkeypatch.setattr(tracker, "executor", lambda target, runs: carrier)
+    executor = Carrier()
+    monkeypatch.setattr(tracker, "find_executor", lambda target, runs: executor)
     monkeypatch.setattr(submitter, "_with_code", lambda runs, wanted, target, anew: list(wanted))
     monkeypatch.setattr(resubmit.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(resubmit.slurm_queues, "estimate", lambda *_: Estimate(start="2026-11-28T02:48:23"))
+    monkeypatch.setattr(resubmit.queue_choice, "estimate", lambda *_: StartEstimate(start="2026-11-28T02:48:23"))
     runs = tmp_path / "runs"
     runs.mkdir()
-    SiteFolder(runs, "sol").keep(SITE, {})
+    ClusterFolder(runs, "sol").keep(SITE, {})
     database = str(tmp_path / "results.db")
     with open_store(database) as store:
-        yield Campaign(store, Workspace(runs=runs, database=database, data_root=None), carrier)
+        yield Campaign(store, Workspace(runs=runs, database=database, data_root=None), executor)
 
 
 def test_from_a_time_out_to_the_next_attempt(campaign: Campaign) -> None:
     """The larger limit is in the spec, the shape, the arguments of sbatch, the store and the files; and is counted."""
     run = campaign.send()
     campaign.end(run, State.TIMEOUT, "time_limit")
-    assert campaign.outlook(run).message == (
+    assert campaign.assessment(run).message == (
         "to be sent again with a time limit of 0-01:30:00 instead of 0-01:00:00 (1 of 4 for timeout)"
     )
     assert campaign.recover() == [
         "probe-s0: timeout; sent again with a time limit of 0-01:30:00 instead of 0-01:00:00 after attempt 1 "
         "(1 of 4 for timeout), as attempt 2"
     ]
-    (delivery,) = campaign.carrier.sent
-    assert delivery.spec.execution == Execution(time_limit_s=5400, mem_bytes=4 * GB)
-    assert delivery.shape["time_limit_s"] == 5400 and delivery.shape["arguments"] == {"time": "0-01:30:00"}
-    assert delivery.shape["script"] == shape_key(SHAPE), "the script is the one that the plan showed"
+    (request,) = campaign.executor.sent
+    assert request.spec.execution == Execution(time_limit_s=5400, mem_bytes=4 * GB)
+    assert request.shape["time_limit_s"] == 5400 and request.shape["arguments"] == {"time": "0-01:30:00"}
+    assert request.shape["script"] == shape_key(SHAPE), "the script is the one that the plan showed"
     told = read_json(run.attempt(2).submission)
-    assert (told["time_limit_s"], told["shape"]) == (5400, delivery.shape)
+    assert (told["time_limit_s"], told["shape"]) == (5400, request.shape)
     (status,) = tracker.statuses(campaign.store, campaign.workspace.runs)
     assert (status.state, status.recovery, status.recoveries) == (State.PENDING, "raise_time", 1)
     assert status.recovery_message.startswith("sent again with a time limit of 0-01:30:00")
-    (records,) = histories(campaign.store).values()
+    (records,) = attempt_histories(campaign.store).values()
     assert [record.recovery for record in records] == [None, told["recovery"]]
     assert campaign.recover() == [], "what is under way is left alone"
     # The cap is reached: it goes on with what it had, under the same script.
     campaign.end(run, State.TIMEOUT, "time_limit", 2)
     campaign.recover()
-    assert campaign.carrier.sent[-1].shape == delivery.shape
+    assert campaign.executor.sent[-1].shape == request.shape
 
 
 def test_other_classes_add_to_the_same_request(campaign: Campaign) -> None:
@@ -177,9 +179,9 @@ def test_other_classes_add_to_the_same_request(campaign: Campaign) -> None:
     campaign.recover()
     campaign.end(run, State.NODE_FAIL, "node_fail", 3)
     campaign.recover()
-    assert campaign.carrier.sent[-1].shape["arguments"] == {"time": "0-01:30:00", "mem": "8G", "exclude": "n1"}
-    assert campaign.carrier.retired == [3], "only what Slurm might start again"
-    assert campaign.outlook(run).recoveries == 3
+    assert campaign.executor.sent[-1].shape["arguments"] == {"time": "0-01:30:00", "mem": "8G", "exclude": "n1"}
+    assert campaign.executor.retired == [3], "only what Slurm might start again"
+    assert campaign.assessment(run).recoveries == 3
 
 
 @pytest.mark.parametrize(
@@ -187,16 +189,16 @@ def test_other_classes_add_to_the_same_request(campaign: Campaign) -> None:
     [("node", {"mem": "8G"}), ("per_gpu", {"mem-per-gpu": "4G"}), ("per_cpu", {"mem-per-cpu": "1366M"})],
 )
 def test_memory_is_asked_for_as_the_site_wants_it(style: str, argument: dict[str, str]) -> None:
-    site = Site(name="sol", nodes={"a100": {"mem_style": style}})
-    decision = Decision(action=Action.RAISE_MEMORY, time_limit_s=3600, mem_bytes=8 * GB)
+    site = ClusterLimits(name="sol", nodes={"a100": {"mem_style": style}})
+    decision = Decision(action=RecoveryAction.RAISE_MEMORY, time_limit_s=3600, mem_bytes=8 * GB)
     assert resubmit.changed(SHAPE, decision, site)["arguments"] == argument
 
 
 def test_what_is_sent_as_it_was_has_the_shape_it_had() -> None:
     """So it goes out in one array with others of that shape; on this machine there is no sbatch to tell."""
-    same = Decision(action=Action.SEND_AGAIN, time_limit_s=3600, mem_bytes=4 * GB)
+    same = Decision(action=RecoveryAction.RESUBMIT, time_limit_s=3600, mem_bytes=4 * GB)
     assert resubmit.changed(SHAPE, same, SITE) == SHAPE
-    longer = Decision(action=Action.RAISE_TIME, time_limit_s=7200, mem_bytes=None)
+    longer = Decision(action=RecoveryAction.RAISE_TIME, time_limit_s=7200, mem_bytes=None)
     assert resubmit.changed({"time_limit_s": 3600}, longer, None) == {"time_limit_s": 7200, "mem_bytes": None}
 
 
@@ -205,9 +207,11 @@ def test_limits_of_a_site() -> None:
     assert limits(SHAPE, 3600, SITE).max_time_s == 5400
     assert limits({**SHAPE, "qos": "other"}, 3600, SITE).max_time_s == 0
     queues = {"a100": {"max_time_s": {"htc/public": 5400, "public/public": 9000}}}
-    assert limits(SHAPE, 3600, Site(name="s", nodes=queues, queue_choice="earliest")).max_time_s == 9000
-    assert limits(SHAPE, 3600, Site(name="s", excluded="n7,n8")).excluded == ("n7", "n8")
-    assert limits({**SHAPE, "arguments": {"exclude": "n1"}}, 3600, Site(name="s", excluded="n7")).excluded == ("n1",)
+    assert limits(SHAPE, 3600, ClusterLimits(name="s", nodes=queues, queue_choice="earliest")).max_time_s == 9000
+    assert limits(SHAPE, 3600, ClusterLimits(name="s", excluded="n7,n8")).excluded == ("n7", "n8")
+    assert limits({**SHAPE, "arguments": {"exclude": "n1"}}, 3600, ClusterLimits(name="s", excluded="n7")).excluded == (
+        "n1",
+    )
     here = limits({"mem_bytes": None}, 60, None)
     assert not here.takes_mem and not here.has_nodes
 
@@ -218,16 +222,16 @@ def test_the_last_node_is_not_excluded(campaign: Campaign, monkeypatch: pytest.M
     asked: list[tuple[str, ...]] = []
     answers = ["", "Requested node configuration is not available"]
 
-    def estimate(script: Path, *arguments: str) -> Estimate:
+    def estimate(script: Path, *arguments: str) -> StartEstimate:
         asked.append(arguments)
-        return Estimate(refusal=answers[len(asked) - 1])
+        return StartEstimate(rejection=answers[len(asked) - 1])
 
-    monkeypatch.setattr(resubmit.slurm_queues, "estimate", estimate)
+    monkeypatch.setattr(resubmit.queue_choice, "estimate", estimate)
     runs = [campaign.send(seed=seed) for seed in (0, 1)]
     for run in runs:
         campaign.end(run, State.WRONG_HARDWARE, "wrong_hardware")
     campaign.recover()
-    assert [d.shape["arguments"] for d in campaign.carrier.sent] == [{"exclude": "n1"}] * 2
+    assert [d.shape["arguments"] for d in campaign.executor.sent] == [{"exclude": "n1"}] * 2
     for run in runs:
         campaign.end(run, State.WRONG_HARDWARE, "wrong_hardware", 2, node="n2")
     why = (
@@ -236,7 +240,7 @@ def test_the_last_node_is_not_excluded(campaign: Campaign, monkeypatch: pytest.M
     )
     assert campaign.recover() == [f"probe-s{seed}: wrong_hardware; {why}" for seed in (0, 1)]
     assert asked == [("--exclude=n1",), ("--exclude=n1,n2",)], "once for both runs"
-    assert len(campaign.carrier.sent) == 2 and campaign.recover() == []
+    assert len(campaign.executor.sent) == 2 and campaign.recover() == []
     for status in tracker.statuses(campaign.store, campaign.workspace.runs):
         assert (status.state, status.attempt, status.recovery) == (State.WRONG_HARDWARE, 2, "stop")
         assert (status.message, status.recovery_message) == ("how it ended", why)
@@ -246,17 +250,17 @@ def test_the_last_node_is_not_excluded(campaign: Campaign, monkeypatch: pytest.M
 def test_a_node_is_left_out_unless_slurm_says_that_none_is_left(
     campaign: Campaign, monkeypatch: pytest.MonkeyPatch, refusal: str
 ) -> None:
-    monkeypatch.setattr(resubmit.slurm_queues, "estimate", lambda *_: Estimate(refusal=refusal))
+    monkeypatch.setattr(resubmit.queue_choice, "estimate", lambda *_: StartEstimate(rejection=refusal))
     campaign.end(campaign.send(), State.NODE_FAIL, "node_fail")
     campaign.recover()
-    assert campaign.carrier.sent[0].shape["arguments"] == {"exclude": "n1"}
+    assert campaign.executor.sent[0].shape["arguments"] == {"exclude": "n1"}
 
 
 def test_a_refusal_of_what_recovery_asked_for_keeps_the_cause(campaign: Campaign) -> None:
     """People read what ended the run first, then what Slurm did not take."""
     run = campaign.send()
     campaign.end(run, State.TIMEOUT, "time_limit")
-    campaign.carrier.refusal = "Requested time limit is invalid"
+    campaign.executor.refusal = "Requested time limit is invalid"
     assert campaign.recover() == ["recovery was refused: Requested time limit is invalid"]
     (status,) = tracker.statuses(campaign.store, campaign.workspace.runs)
     assert (status.state, status.reason, status.attempt) == (State.FAILED, "refused", 2)
@@ -274,7 +278,7 @@ def test_logs_of_an_attempt_that_never_ran_point_to_the_one_before(
 ) -> None:
     run = campaign.send()
     campaign.end(run, State.TIMEOUT, "time_limit")
-    campaign.carrier.refusal = "Requested time limit is invalid"
+    campaign.executor.refusal = "Requested time limit is invalid"
     campaign.recover()
     assert _verb(campaign, "logs", "probe-s0") == 1
     said = capsys.readouterr().err
@@ -297,7 +301,7 @@ def test_cancel_counts_what_slurm_has_not_ended_yet(
 
     for seed in range(count):
         run = campaign.send(seed=seed)
-        mark_all(campaign.store, [Mark(run.run_id, 1, State.PENDING, job_id="7")])
+        update_statuses(campaign.store, [StatusUpdate(run.run_id, 1, State.PENDING, job_id="7")])
     monkeypatch.setattr(running, "_cancel", lambda *_: [])
     assert _verb(campaign, "cancel", "--all") == 0
     assert said in capsys.readouterr().err
@@ -309,17 +313,17 @@ def test_cancel_counts_what_slurm_has_not_ended_yet(
 )
 def test_retry_of_what_goes_on(campaign: Campaign, capsys: pytest.CaptureFixture[str], reason: str, hint: str) -> None:
     run = campaign.send()
-    mark_all(campaign.store, [Mark(run.run_id, 1, State.RUNNING)])
-    campaign.carrier.reason = reason
+    update_statuses(campaign.store, [StatusUpdate(run.run_id, 1, State.RUNNING)])
+    campaign.executor.reason = reason
     assert _verb(campaign, "retry", "probe-s0") == 2
     assert f"(probe-s0) is running: nothing to retry\n  fix: {hint}" in capsys.readouterr().err
 
 
 def test_who_sends_a_run_again_sends_it_to_all_nodes() -> None:
     """retry begins anew, so the nodes that recovery left out count again; more time and memory stay."""
-    out = Decision(action=Action.EXCLUDE_NODE, time_limit_s=3600, mem_bytes=4 * GB, excluded=("n1",))
+    out = Decision(action=RecoveryAction.EXCLUDE_NODE, time_limit_s=3600, mem_bytes=4 * GB, excluded=("n1",))
     assert resubmit.with_all_nodes(resubmit.changed(SHAPE, out, SITE)) == SHAPE
-    both = Decision(action=Action.EXCLUDE_NODE, time_limit_s=7200, mem_bytes=4 * GB, excluded=("n1",))
+    both = Decision(action=RecoveryAction.EXCLUDE_NODE, time_limit_s=7200, mem_bytes=4 * GB, excluded=("n1",))
     kept = resubmit.with_all_nodes(resubmit.changed(SHAPE, both, SITE))
     assert (kept["arguments"], kept["script"]) == ({"time": "0-02:00:00"}, shape_key(SHAPE))
     assert resubmit.with_all_nodes({}) == {}
@@ -329,26 +333,26 @@ def test_without_room_it_stays_due(campaign: Campaign) -> None:
     runs = [campaign.send(seed=seed) for seed in (0, 1)]
     for run in runs:
         campaign.end(run, State.LOST, "unknown_to_slurm")
-    campaign.carrier.rooms = 1
+    campaign.executor.rooms = 1
     assert len(campaign.recover()) == 1
-    assert sorted(campaign.outlook(run).decision.action for run in runs) == ["none", "send_again"]
+    assert sorted(campaign.assessment(run).decision.action for run in runs) == ["none", "resubmit"]
 
 
 def test_two_commands_at_once_send_it_once(campaign: Campaign) -> None:
     """Both have decided before either has sent."""
     run = campaign.send()
     campaign.end(run, State.PREEMPTED, "preempted")
-    due = [campaign.outlook(run)]
+    due = [campaign.assessment(run)]
     for _ in range(2):
         resubmit.recover(campaign.workspace, due, lambda text: None)
-    assert len(campaign.carrier.sent) == 1 and [a.number for a in run.attempts()] == [1, 2]
+    assert len(campaign.executor.sent) == 1 and [a.number for a in run.attempts()] == [1, 2]
 
 
 def test_what_somebody_held_is_not_sent(campaign: Campaign) -> None:
     run = campaign.send()
     campaign.end(run, State.LOST, "no_sign_of_life")
     run.attempt(1).held.touch()
-    assert campaign.recover() == [] and "orchestrate cancel asked for that" in campaign.outlook(run).message
+    assert campaign.recover() == [] and "orchestrate cancel asked for that" in campaign.assessment(run).message
 
 
 def test_a_program_error_is_counted_by_the_run_s_own_number(campaign: Campaign) -> None:
@@ -356,16 +360,16 @@ def test_a_program_error_is_counted_by_the_run_s_own_number(campaign: Campaign) 
     for run in runs.values():
         campaign.end(run, State.FAILED, "hang")
     campaign.recover()
-    assert [d.spec.run_id for d in campaign.carrier.sent] == [runs[1].run_id]
+    assert [d.spec.run_id for d in campaign.executor.sent] == [runs[1].run_id]
     campaign.end(runs[1], State.FAILED, "hang", 2)
     assert campaign.recover() == []
-    assert campaign.outlook(runs[1]).message.startswith("not sent again: after 1 of 1 for program_error")
+    assert campaign.assessment(runs[1]).message.startswith("not sent again: after 1 of 1 for program_error")
 
 
 def test_progress_is_a_checkpoint_of_the_attempt(campaign: Campaign) -> None:
     run = campaign.send()
     campaign.end(run, State.TIMEOUT, "time_limit", checkpoint=False)
-    assert campaign.recover() == [] and "no checkpoint was written" in campaign.outlook(run).message
+    assert campaign.recover() == [] and "no checkpoint was written" in campaign.assessment(run).message
 
 
 def test_a_spec_that_cannot_be_read_is_told(campaign: Campaign) -> None:
@@ -399,22 +403,22 @@ def test_the_node_at_fault(
             log.write("error", failure_class="wrong_hardware", message="small")
         log.close()
     Exit(State.NODE_FAIL, "node_fail", "", nodes=exit_nodes).write(attempt)
-    mark_all(campaign.store, [Mark(run.run_id, 1, State.NODE_FAIL, reason="node_fail")])
-    assert campaign.outlook(run).decision.excluded == ((found,) if found else ())
+    update_statuses(campaign.store, [StatusUpdate(run.run_id, 1, State.NODE_FAIL, reason="node_fail")])
+    assert campaign.assessment(run).decision.excluded == ((found,) if found else ())
 
 
 def test_a_site_that_nobody_knows_decides_nothing(campaign: Campaign) -> None:
     run = campaign.send()
     campaign.end(run, State.LOST, "no_sign_of_life")
     (campaign.workspace.runs / "sites" / "sol" / "site.json").unlink()
-    assert campaign.outlook(run).decision == Decision(action=Action.NONE)
+    assert campaign.assessment(run).decision == Decision(action=RecoveryAction.NONE)
 
 
 def test_policies_of_other_versions_are_passed_over(campaign: Campaign) -> None:
     """``unheard_of`` in the site's file; and a profile's own numbers count."""
     run = campaign.send()
     campaign.end(run, State.PREEMPTED, "preempted")
-    folder = SiteFolder(campaign.workspace.runs, "sol")
-    folder.keep(Site(**{**asdict(SITE), "recovery": {"preempted": 0, "unheard_of": 1}}), {})
-    assert campaign.outlook(run).decision.failure is FailureClass.PREEMPTED
+    folder = ClusterFolder(campaign.workspace.runs, "sol")
+    folder.keep(ClusterLimits(**{**asdict(SITE), "recovery": {"preempted": 0, "unheard_of": 1}}), {})
+    assert campaign.assessment(run).decision.failure is FailureClass.PREEMPTED
     assert campaign.recover() == []

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.slurm import queue_choice
-from orchestrator.backends.slurm.queue_choice import Estimate
+from orchestrator.backends.slurm.queue_choice import StartEstimate
 from orchestrator.cli.wheels import Package
-from orchestrator.cluster import profiles
+from orchestrator.cluster import cluster_file
 from orchestrator.doctor import machine, probing, site
 from orchestrator.doctor.findings import Finding, Verdict
 from orchestrator.environment.interpreter import BUILT_HERE, Packages
@@ -33,13 +33,13 @@ queue = [{{ partition = "public", qos = "public", max_time = "7-00:00:00" }}{que
 
 
 @pytest.fixture(autouse=True)
-def sbatch(monkeypatch: pytest.MonkeyPatch) -> dict[str, Estimate]:
+def sbatch(monkeypatch: pytest.MonkeyPatch) -> dict[str, StartEstimate]:
     """What ``--test-only`` says, by arguments; a start for those that are not in it."""
-    said: dict[str, Estimate] = {}
+    said: dict[str, StartEstimate] = {}
 
-    def estimate(script: Path, *arguments: str) -> Estimate:
+    def estimate(script: Path, *arguments: str) -> StartEstimate:
         assert script.read_text().startswith("#!/bin/bash\n")
-        return said.get(" ".join(arguments), Estimate(start="2026-11-28T10:00:00"))
+        return said.get(" ".join(arguments), StartEstimate(start="2026-11-28T10:00:00"))
 
     monkeypatch.setattr(queue_choice, "estimate", estimate)
     return said
@@ -54,7 +54,7 @@ def findings(
 ) -> dict[str, list[tuple[str, str, str]]]:
     """By subject: (verdict, what, fix)."""
     text = FILE.format(top=top, queue=queue).replace(without, "")
-    profile = profiles.parse_file(text, "cluster.toml")["big"]
+    profile = cluster_file.parse_file(text, "cluster.toml")["big"]
     slurm = Slurm(dict(answers))
 
     def run(*argv: str) -> tuple[bool, str]:
@@ -141,9 +141,9 @@ def test_what_does_not_fit(top: str, queue: str, subject: str, finding: tuple[st
     assert finding in findings(top, queue)[subject]
 
 
-def test_what_slurm_refuses_is_shown_in_its_words(sbatch: dict[str, Estimate]) -> None:
+def test_what_slurm_refuses_is_shown_in_its_words(sbatch: dict[str, StartEstimate]) -> None:
     """With what to look at in the file."""
-    sbatch["--partition=public --qos=public"] = Estimate(refusal="Invalid qos specification")
+    sbatch["--partition=public --qos=public"] = StartEstimate(rejection="Invalid qos specification")
     ((verdict, what, fix),) = findings()["shape"]
     assert (verdict, what) == ("fail", "a100:2 in public/public: Invalid qos specification")
     assert "the pair of partition and qos" in fix
@@ -242,12 +242,12 @@ def test_a_data_set_that_nodes_do_not_see() -> None:
 
 def test_each_hardware_and_each_data_set_gets_a_probe(tmp_path: Path) -> None:
     """Without a plan, a pair of each type that has one."""
-    assert [w.hardware for w in probing.wishes(None, profiles.load("sol"))] == ["a100:2", "a30:2", "a100.20gb:1"]
+    assert [w.hardware for w in probing.wishes(None, cluster_file.load("sol"))] == ["a100:2", "a30:2", "a100.20gb:1"]
 
 
 def test_the_data_folder_of_the_cluster_file_counts(tmp_path: Path) -> None:
     """Unless an option or the environment names another."""
-    profile = profiles.load("sol")
+    profile = cluster_file.load("sol")
     assert Workspace.at().with_data(profile.data).data_root == Path(profile.data) != Path()
     assert Workspace.at(data_root=tmp_path).with_data(profile.data).data_root == tmp_path
     assert Workspace.at().with_data("").data_root is None

@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from orchestrator.backends.slurm import commands, query
-from orchestrator.backends.slurm.array_job import Fate, fate, job_id_in
+from orchestrator.backends.slurm.array_job import Fate, fate, parse_job_id
 from orchestrator.backends.slurm.commands import Answer
 from orchestrator.backends.slurm.status import Phase
 from tests.unit.slurm_fakes import Fakes
@@ -122,7 +122,7 @@ def test_steps_tell_of_the_memory_limit(cluster: Fakes) -> None:
 )
 def test_the_number_in_noisy_output(stdout: str, job_id: str | None) -> None:
     """Taken from a line of its own only, never from a text that has a number in it."""
-    assert job_id_in(stdout) == job_id
+    assert parse_job_id(stdout) == job_id
     assert fate(Answer(("sbatch",), 0, stdout, "")) == (Fate.ACCEPTED if job_id else Fate.UNCLEAR, job_id)
 
 

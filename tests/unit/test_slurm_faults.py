@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.base import UNREACHABLE, Delivery, Verdict
+from orchestrator.backends.base import UNREACHABLE, Request, Status
 from orchestrator.backends.slurm import commands, query
 from orchestrator.backends.slurm.commands import Answer
-from orchestrator.backends.slurm.executor import SlurmCluster
+from orchestrator.backends.slurm.executor import SlurmExecutor
 from orchestrator.backends.slurm.records import shape_key
 from orchestrator.backends.slurm.status import ABSENCE_GRACE_S, FINISH_GRACE_S
 from orchestrator.cli import submitting
@@ -34,7 +34,7 @@ class Watched:
     def __init__(self, fakes: Fakes, monkeypatch: pytest.MonkeyPatch, tasks: int = 1) -> None:
         self.fakes = fakes
         self.record = fakes.array(tasks)
-        self.cluster = SlurmCluster(fakes.runs, fakes.site)
+        self.cluster = SlurmExecutor(fakes.runs, fakes.site)
         self.attempts = [(task.directory(fakes.runs).create(), task.token) for task in self.record.tasks]
         self.states = [State.PENDING] * tasks
         self._now = time.time()
@@ -44,7 +44,7 @@ class Watched:
     def attempt(self) -> AttemptDir:
         return self.attempts[0][0]
 
-    def look(self, after_s: float = 1.0, queue: Sequence[str] = (), accounting: Sequence[str] = ()) -> Verdict:
+    def look(self, after_s: float = 1.0, queue: Sequence[str] = (), accounting: Sequence[str] = ()) -> Status:
         """The first attempt, when squeue and sacct say these words of it."""
         self._now += after_s
         self.fakes.listed(self.record, *(("0", word, "None") for word in queue))
@@ -95,9 +95,9 @@ def test_a_node_whose_clock_is_wrong_makes_no_run_look_dead(watched: Watched, sk
     write_json(watched.attempt.owner, {"job_id": "77_0"})
     told = time.time() + skew_s
     os.utime(watched.attempt.owner, (told, told))
-    assert watched.look(queue=["RUNNING"]) == Verdict(State.RUNNING, job_id="77_0")
+    assert watched.look(queue=["RUNNING"]) == Status(State.RUNNING, job_id="77_0")
     assert watched.look(after_s=ABSENCE_GRACE_S + 1).state is State.RUNNING
-    assert watched.look(queue=["RUNNING"]) == Verdict(State.RUNNING, job_id="77_0")
+    assert watched.look(queue=["RUNNING"]) == Status(State.RUNNING, job_id="77_0")
 
 
 def test_accounting_is_asked_from_a_day_before(watched: Watched) -> None:
@@ -128,7 +128,7 @@ def test_a_runs_folder_behind_a_link_is_named_as_it_is(tmp_path: Path, monkeypat
         assert Workspace.at(runs=Path(given)).runs == tmp_path / "real" / "runs"
 
 
-def _delivery(fakes: Fakes, label: str) -> Delivery:
+def _request(fakes: Fakes, label: str) -> Request:
     spec = RunSpec(
         run_id=TRAIN.run_id(),
         label=label,
@@ -141,7 +141,7 @@ def _delivery(fakes: Fakes, label: str) -> Delivery:
     )
     shape = {"nodes": 1}
     fakes.folder.keep(fakes.site, {shape_key(shape): "#!/bin/bash\n"})
-    return Delivery("t", fakes.runs, spec, 1, shape)
+    return Request("t", fakes.runs, spec, 1, shape)
 
 
 def test_where_there_is_no_slurm_nothing_has_failed(fakes: Fakes) -> None:
@@ -150,7 +150,7 @@ def test_where_there_is_no_slurm_nothing_has_failed(fakes: Fakes) -> None:
         "#!/bin/sh\necho 'sbatch: error: fetch_config: DNS SRV lookup failed' >&2\n"
         "echo 'sbatch: fatal: Could not establish a configuration source' >&2\nexit 1\n"
     )
-    (receipt,) = SlurmCluster(fakes.runs, fakes.site).send([_delivery(fakes, "x")])
+    (receipt,) = SlurmExecutor(fakes.runs, fakes.site).send([_request(fakes, "x")])
     assert (receipt.state, receipt.reason) == (State.PLANNED, UNREACHABLE)
     with pytest.raises(OperationError, match="no Slurm to be reached from here: 1 run not sent") as caught:
         submitting._complain(Submitted(refused=[receipt]))
@@ -160,11 +160,11 @@ def test_where_there_is_no_slurm_nothing_has_failed(fakes: Fakes) -> None:
 def test_what_sbatch_is_given_for_a_run_of_any_name(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short ASCII name; and the folder of logs is there, without which Slurm would fail the job without a word."""
     (fakes.bin / "sbatch").write_text(f'#!/bin/sh\n[ -d "{jobs_folder(fakes.runs)}" ] && echo "$*" >&2 && echo 4242\n')
-    delivery = _delivery(fakes, "résumé 实验/" * 40)
+    request = _request(fakes, "résumé 实验/" * 40)
     given: list[Answer] = []
     run = commands.run
     monkeypatch.setattr(commands, "run", lambda *argv, **more: given.append(run(*argv, **more)) or given[-1])
-    (receipt,) = SlurmCluster(fakes.runs, fakes.site).send([delivery])
+    (receipt,) = SlurmExecutor(fakes.runs, fakes.site).send([request])
     assert (receipt.state, receipt.job_id) == (State.PENDING, "4242_0")
     (sent,) = (answer for answer in given if answer.argv[0] == "sbatch")
     assert re.search(r"--job-name=orc-[0-9a-f]{16} ", sent.stderr)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.backends.base import Verdict
+from orchestrator.backends.base import Status
 from orchestrator.backends.exit_status import Exit, Failure
 from orchestrator.backends.slurm.status import (
     ABSENCE_GRACE_S,
@@ -16,27 +16,27 @@ from orchestrator.backends.slurm.status import (
     SILENCE_S,
     TASK_GRACE_S,
     Phase,
-    Witnesses,
+    SlurmObservation,
     base_state,
     cancelled_by,
-    indices_in,
+    describe_reason,
+    parse_indices,
+    parse_rank_codes,
     phase_of,
-    rank_codes_in,
-    reason_in_words,
     verdict,
 )
 from workloads.contract import State
 
-SUCCESS = Verdict(State.SUCCEEDED)
-FAILURE = Verdict(State.FAILED, "program_error", "rank 0: boom")
+SUCCESS = Status(State.SUCCEEDED)
+FAILURE = Status(State.FAILED, "program_error", "rank 0: boom")
 BOOM = Failure(1, 0.0, "program_error", "boom")
 ENDED = {"phase": Phase.ENDED, "started": True}
 ABSENT = {"phase": Phase.ABSENT}
 
 
-def say(**witnesses: Any) -> Verdict:
+def say(**witnesses: Any) -> Status:
     given = {"recorded": State.PENDING, "phase": Phase.UNKNOWN}
-    return verdict(Witnesses(**{**given, **witnesses}))
+    return verdict(SlurmObservation(**{**given, **witnesses}))
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def say(**witnesses: Any) -> Verdict:
             "time_limit",
         ),
         ({**ENDED, "state": "FAILED", "exit_code": 75, "elapsed_s": 60, "limit_s": 3600}, State.PREEMPTED, "signal"),
-        ({**ENDED, "state": "FAILED", "exit_code": 75, "told_by": "SIGUSR2"}, State.TIMEOUT, "time_limit"),
-        ({**ENDED, "state": "FAILED", "exit_code": 75, "told_by": "SIGTERM"}, State.PREEMPTED, "signal"),
+        ({**ENDED, "state": "FAILED", "exit_code": 75, "interrupted_by": "SIGUSR2"}, State.TIMEOUT, "time_limit"),
+        ({**ENDED, "state": "FAILED", "exit_code": 75, "interrupted_by": "SIGTERM"}, State.PREEMPTED, "signal"),
         # Dead of a signal when the time was over, or before it.
         ({**ENDED, "state": "FAILED", "exit_code": -15, "elapsed_s": 60, "limit_s": 60}, State.TIMEOUT, "time_limit"),
         (
@@ -115,7 +115,7 @@ def say(**witnesses: Any) -> Verdict:
         ),
         # Others were told to end because one failed.
         (
-            {**ENDED, "state": "FAILED", "exit_code": 75, "told_by": "SIGTERM", "rank_codes": [None, 3]},
+            {**ENDED, "state": "FAILED", "exit_code": 75, "interrupted_by": "SIGTERM", "rank_codes": [None, 3]},
             State.FAILED,
             "program_error",
         ),
@@ -131,7 +131,11 @@ def say(**witnesses: Any) -> Verdict:
         ({**ABSENT, "over_s": ABSENCE_GRACE_S, "started": True, "failure": BOOM}, State.FAILED, "program_error"),
         ({**ABSENT, "over_s": ABSENCE_GRACE_S, "rank_codes": [None, -9]}, State.FAILED, "program_error"),
         ({**ABSENT, "over_s": ABSENCE_GRACE_S, "out_of_memory": True}, State.OUT_OF_MEMORY, "host_memory"),
-        ({**ABSENT, "over_s": ABSENCE_GRACE_S, "started": True, "told_by": "SIGUSR2"}, State.TIMEOUT, "time_limit"),
+        (
+            {**ABSENT, "over_s": ABSENCE_GRACE_S, "started": True, "interrupted_by": "SIGUSR2"},
+            State.TIMEOUT,
+            "time_limit",
+        ),
         ({**ABSENT, "over_s": ABSENCE_GRACE_S, "started": True, "cancelling": True}, State.CANCELLED, "cancelled"),
     ],
 )
@@ -232,7 +236,7 @@ def test_who_cancelled() -> None:
     ],
 )
 def test_forms_of_array_indices(text: str, indices: list[int]) -> None:
-    assert indices_in(text) == indices
+    assert parse_indices(text) == indices
 
 
 @pytest.mark.parametrize(
@@ -253,8 +257,8 @@ def test_forms_of_array_indices(text: str, indices: list[int]) -> None:
 )
 def test_reasons_for_waiting_in_plain_words(reason: str, words: str) -> None:
     """The word of Slurm's stays in the sentence, for those who look it up."""
-    assert words in reason_in_words(reason)
-    assert reason.split(",")[0].split(" for ")[0] in reason_in_words(reason)
+    assert words in describe_reason(reason)
+    assert reason.split(",")[0].split(" for ")[0] in describe_reason(reason)
 
 
 def test_the_rank_that_went_first_is_blamed() -> None:
@@ -262,4 +266,4 @@ def test_the_rank_that_went_first_is_blamed() -> None:
         "srun: error: n1: task 0: Exited with exit code 75\nsrun: error: n2: tasks 2-3: Killed\n"
         "srun: error: n1: task 1: Exited with exit code 1\n"
     )
-    assert rank_codes_in(log, 4) == [None, None, -9, -9]
+    assert parse_rank_codes(log, 4) == [None, None, -9, -9]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from db.engine import open_store
-from db.submissions import live
-from orchestrator.backends.base import Delivery
+from db.connect import open_store
+from db.submissions import live_attempts
+from orchestrator.backends.base import Request
 from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord
 from orchestrator.parallel_io import AT_A_TIME, FEW, for_each
 from orchestrator.tracking import tracker
@@ -46,73 +46,73 @@ def test_each_item_is_worked_on_once_and_several_at_a_time() -> None:
         for_each(fail, range(200))
 
 
-def _delivery(campaign: Any, seed: int, *, attempt: int = 1, **about: Any) -> Delivery:
+def _request(campaign: Any, seed: int, *, attempt: int = 1, **about: Any) -> Request:
     spec = campaign.spec(seed=seed)
     said = {"token": f"t{seed}", "target": "lab", "attempt": attempt, "shape": {"nodes": 1}, "submitted_at": "now"}
-    return Delivery(f"t{seed}", campaign.runs, spec, attempt, {"nodes": 1}, {**said, **about})
+    return Request(f"t{seed}", campaign.runs, spec, attempt, {"nodes": 1}, {**said, **about})
 
 
-def _begin(campaign: Any, deliveries: list[Delivery]) -> tuple[ArrayFolder, ArrayRecord]:
+def _begin(campaign: Any, requests: list[Request]) -> tuple[ArrayFolder, ArrayRecord]:
     folder = ArrayFolder(campaign.runs)
-    return folder, folder.begin(ArrayRecord.new("lab", deliveries), [d.spec for d in deliveries])
+    return folder, folder.begin(ArrayRecord.new("lab", requests), [d.spec for d in requests])
 
 
 def test_an_array_is_two_files_until_its_tasks_are_laid_out(campaign: Any) -> None:
     """What is common once, what is a task's own with the task; the files of a run are made from that, once."""
-    deliveries = [_delivery(campaign, 0), _delivery(campaign, 1, recovery={"failure": "timeout"})]
-    folder, record = _begin(campaign, deliveries)
+    requests = [_request(campaign, 0), _request(campaign, 1, recovery={"failure": "timeout"})]
+    folder, record = _begin(campaign, requests)
     assert [path.name for path in campaign.runs.iterdir()] == ["jobs"]
     assert sorted(path.name for path in folder.of(record).iterdir()) == ["array.json", "specs.json"]
-    assert create_run_folders(folder.of(record), [1]) == [deliveries[1].attempt]
-    assert not deliveries[0].attempt.path.exists(), "only who starts"
+    assert create_run_folders(folder.of(record), [1]) == [requests[1].attempt]
+    assert not requests[0].attempt.path.exists(), "only who starts"
     record = folder.write(replace(record, job_id="77", partition="htc"))
     create_run_folders(folder.of(record), [0, 1])
-    for number, (delivery, job_id) in enumerate(zip(deliveries, ["77_0", None], strict=True)):
-        run = delivery.run
-        assert run.read_spec() == delivery.spec
+    for number, (request, job_id) in enumerate(zip(requests, ["77_0", None], strict=True)):
+        run = request.run
+        assert run.read_spec() == request.spec
         chosen = {"partition": "htc"} if number == 0 else {}
-        assert read_json(delivery.attempt.submission) == {**delivery.about, "job_id": job_id, **chosen}
+        assert read_json(request.attempt.submission) == {**request.about, "job_id": job_id, **chosen}
     assert folder.open("lab") == [record] and folder.open("other") == []
 
 
 def test_tasks_of_an_array_are_laid_out_by_many_at_once(campaign: Any) -> None:
     """As the ranks of one job do: all find the same, whole, and nothing else is left."""
-    deliveries = [_delivery(campaign, 0)]
-    folder, record = _begin(campaign, deliveries)
+    requests = [_request(campaign, 0)]
+    folder, record = _begin(campaign, requests)
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(lambda _: create_run_folders(folder.of(record), [0])[0], range(64))) == {
-            deliveries[0].attempt
+            requests[0].attempt
         }
-    attempt = deliveries[0].attempt
+    attempt = requests[0].attempt
     assert sorted(path.name for path in attempt.path.iterdir()) == ["job", "submission.json"]
     assert sorted(path.name for path in attempt.path.parents[1].iterdir()) == ["attempts", "spec.json"]
 
 
 def test_a_late_start_leaves_the_spec_of_a_later_attempt_alone(campaign: Any) -> None:
     """Slurm may start an attempt's job when the next one, with more time, is on its way already."""
-    early = _delivery(campaign, 0)
+    early = _request(campaign, 0)
     folder, record = _begin(campaign, [early])
     more_time = replace(early.spec, execution=replace(early.spec.execution, time_limit_s=7200))
     run = early.run
-    later = Delivery("t", campaign.runs, more_time, 2, {}, {"attempt": 2})
-    later.introduce()
+    later = Request("t", campaign.runs, more_time, 2, {}, {"attempt": 2})
+    later.materialize()
     create_run_folders(folder.of(record), [0])
     assert run.read_spec() == more_time
 
 
 def test_a_new_store_learns_of_what_waits(campaign: Any) -> None:
     """Of jobs that have not started there is no folder; who has lost the database finds them all the same."""
-    deliveries = [_delivery(campaign, seed) for seed in range(3)]
-    folder, record = _begin(campaign, deliveries)
+    requests = [_request(campaign, seed) for seed in range(3)]
+    folder, record = _begin(campaign, requests)
     folder.write(replace(record, job_id="77"))
     with open_store(str(campaign.runs / "new.db")) as store:
         assert tracker.refresh(store, campaign.runs) == []
-        found = {(r.run_id, r.token, r.job_id, r.state) for r in live(store)}
-        assert found == {(d.spec.run_id, d.token, f"77_{i}", State.PENDING) for i, d in enumerate(deliveries)}
+        found = {(r.run_id, r.token, r.job_id, r.state) for r in live_attempts(store)}
+        assert found == {(d.spec.run_id, d.token, f"77_{i}", State.PENDING) for i, d in enumerate(requests)}
         specs_file(folder.of(record)).unlink()
         assert tracker.refresh(store, campaign.runs) == [], "nothing is missing any more"
     with open_store(str(campaign.runs / "newer.db")) as store:
-        shutil.rmtree(deliveries[0].run.path)
+        shutil.rmtree(requests[0].run.path)
         (problem,) = tracker.refresh(store, campaign.runs)
         assert (problem.path, problem.what) == (folder.of(record), "No such file or directory")
 

@@ -29,60 +29,60 @@ def on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Host], None
 
 def test_a_submit_shows_itself_while_it_lasts(on: Callable[[Host], None], tmp_path: Path) -> None:
     """To its own host and to others, which leave alone what it does; then the folder is free again."""
-    with submit_lock.alone(tmp_path) as first:
-        assert first and submit_lock.here(tmp_path) and not submit_lock.elsewhere(tmp_path)
-        with submit_lock.alone(tmp_path) as second:
+    with submit_lock.acquire(tmp_path) as first:
+        assert first and submit_lock.is_held_here(tmp_path) and not submit_lock.other_host(tmp_path)
+        with submit_lock.acquire(tmp_path) as second:
             assert not second, "a second submit on this host"
         on(OTHER)
-        assert submit_lock.elsewhere(tmp_path) == "login1" and not submit_lock.here(tmp_path)
-        assert submit_lock.where("login1") == "a submit on login1 is at work on it"
-        with submit_lock.alone(tmp_path) as third:
+        assert submit_lock.other_host(tmp_path) == "login1" and not submit_lock.is_held_here(tmp_path)
+        assert submit_lock.describe_holder("login1") == "a submit on login1 is at work on it"
+        with submit_lock.acquire(tmp_path) as third:
             assert not third, "a submit on another host"
         on(HERE)
-    assert not submit_lock.here(tmp_path)
+    assert not submit_lock.is_held_here(tmp_path)
     on(OTHER)
-    assert not submit_lock.elsewhere(tmp_path)
-    with submit_lock.alone(tmp_path) as last:
+    assert not submit_lock.other_host(tmp_path)
+    with submit_lock.acquire(tmp_path) as last:
         assert last
     assert list((tmp_path / "queue" / "at_work").iterdir()) == []
 
 
 def test_what_a_killed_submit_leaves_counts_for_a_while(on: Callable[[Host], None], tmp_path: Path) -> None:
     """Elsewhere nobody can tell it from one that waits; its own host is not kept by it."""
-    killed = submit_lock.alone(tmp_path)
+    killed = submit_lock.acquire(tmp_path)
     with killed:
         (left,) = (tmp_path / "queue" / "at_work").iterdir()
         content = left.read_bytes()
     left.write_bytes(content)
-    with submit_lock.alone(tmp_path) as same_host:
+    with submit_lock.acquire(tmp_path) as same_host:
         assert same_host
     left.write_bytes(content)
     a_moment_ago = time.time() - 1
     os.utime(left, (a_moment_ago, a_moment_ago))
     on(OTHER)
-    with submit_lock.alone(tmp_path) as too_early:
+    with submit_lock.acquire(tmp_path) as too_early:
         assert not too_early
     long_ago = time.time() - submit_lock.TRUSTED_S - 1
     os.utime(left, (long_ago, long_ago))
-    assert not submit_lock.elsewhere(tmp_path)
-    with submit_lock.alone(tmp_path) as later:
+    assert not submit_lock.other_host(tmp_path)
+    with submit_lock.acquire(tmp_path) as later:
         assert later
 
 
 def test_of_two_that_show_themselves_at_once_one_goes_on(on: Callable[[Host], None], tmp_path: Path) -> None:
     """The second one's file is seen by the first one, too, which is not stopped by it."""
-    with submit_lock.alone(tmp_path):
+    with submit_lock.acquire(tmp_path):
         (file,) = (tmp_path / "queue" / "at_work").iterdir()
         content = file.read_bytes()
     file.write_bytes(content)
     in_a_moment = time.time() + 5
     os.utime(file, (in_a_moment, in_a_moment))
     on(OTHER)
-    with submit_lock.alone(tmp_path) as first:
-        assert first and submit_lock.elsewhere(tmp_path) == "login1"
+    with submit_lock.acquire(tmp_path) as first:
+        assert first and submit_lock.other_host(tmp_path) == "login1"
 
 
 def test_a_damaged_file_is_another_host_without_a_name(on: Callable[[Host], None], tmp_path: Path) -> None:
     (tmp_path / "queue" / "at_work").mkdir(parents=True)
     (tmp_path / "queue" / "at_work" / "x.json").write_text("{")
-    assert submit_lock.elsewhere(tmp_path) == "another host"
+    assert submit_lock.other_host(tmp_path) == "another host"

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from db.engine import Store, open_store
-from db.submissions import Intent, Mark, mark_all, record_intents
+from db.connect import Store, open_store
+from db.submissions import Intent, StatusUpdate, record_intents, update_statuses
 from orchestrator.backends import leases, submit_lock
 from orchestrator.backends.exit_status import Exit
 from orchestrator.backends.local.executor import LocalExecutor
 from orchestrator.backends.local.records import QueueFolder, claim_start, supervisor_name
 from orchestrator.backends.processes import Host
-from orchestrator.backends.slurm.records import Site, SiteFolder
+from orchestrator.backends.slurm.records import ClusterFolder, ClusterLimits
 from orchestrator.submission import submitter
 from orchestrator.tracking import tracker
 from workloads.contract import Execution, Expectation, Hardware, RunSpec, State, TrainConfig
@@ -68,7 +68,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
 def test_a_living_supervisor_is_a_running_run_with_progress(folder: Folder) -> None:
     intent, attempt = folder.send()
     claim_start(attempt)
-    lease = leases.take(supervisor_name(intent.token))
+    lease = leases.acquire(supervisor_name(intent.token))
     assert lease is not None
     write_json(
         attempt.progress(0),
@@ -96,7 +96,7 @@ def test_a_verdict_on_disk_reaches_the_store(folder: Folder) -> None:
 def test_a_vanished_entry_is_lost_and_stays_on_record(folder: Folder) -> None:
     """Somebody removed RUNS/queue. The run may be sent again, and never starts twice."""
     intent, attempt = folder.send()
-    mark_all(folder.store, [Mark(intent.run_id, 1, State.PENDING)])
+    update_statuses(folder.store, [StatusUpdate(intent.run_id, 1, State.PENDING)])
     assert (folder.status().state, folder.status().reason) == (State.LOST, "entry_lost")
     assert not claim_start(attempt)
 
@@ -104,7 +104,7 @@ def test_a_vanished_entry_is_lost_and_stays_on_record(folder: Folder) -> None:
 def test_an_interrupted_submit_is_told_from_one_at_work(folder: Folder) -> None:
     folder.send(job_id=None)
     assert (folder.status().state, folder.status().reason) == (State.SUBMITTING, "interrupted")
-    lease = leases.take(f"submit/{os.path.realpath(folder.runs)}")
+    lease = leases.acquire(f"submit/{os.path.realpath(folder.runs)}")
     assert lease is not None
     assert (folder.status().state, folder.status().reason) == (State.SUBMITTING, "sending")
     lease.release()
@@ -115,9 +115,9 @@ def test_what_a_submit_on_another_host_is_sending_is_left_to_it(
     folder: Folder, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Status says where, and neither status nor another submit takes it over."""
-    SiteFolder(folder.runs, "lab").keep(Site(name="lab"), {})
+    ClusterFolder(folder.runs, "lab").keep(ClusterLimits(name="lab"), {})
     folder.send(target, job_id=None)
-    with submit_lock.alone(folder.runs):
+    with submit_lock.acquire(folder.runs):
         monkeypatch.setattr(Host, "here", classmethod(lambda cls: Host("login2", "boot", "net")))
         monkeypatch.setenv(leases.DOMAIN_VARIABLE, "of another host")
         status = folder.status()
@@ -145,9 +145,9 @@ def test_a_cancel_that_cannot_write_has_asked_for_every_end(folder: Folder, monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Exit, "write", full)
-    carrier = LocalExecutor(folder.runs)
+    executor = LocalExecutor(folder.runs)
     with pytest.raises(OSError, match="No space left"):
-        carrier.cancel([(attempt, intent.token), (others, "token")])
+        executor.cancel([(attempt, intent.token), (others, "token")])
     assert all(map(QueueFolder(folder.runs).is_cancelled, (intent.token, "token")))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from db.engine import open_store
+from db.connect import open_store
 from db.submissions import mark, record_intents
 from orchestrator.cli import following, screen, waiting
 from orchestrator.cli.screen import Looks, Only
@@ -29,7 +29,7 @@ from orchestrator.cli.waiting import Lines, Looker, Shepherd, attend
 from orchestrator.errors import CommandError, InputError
 from orchestrator.submission import submitter
 from orchestrator.submission.submitter import Submitted
-from orchestrator.tracking.status_summary import Overview
+from orchestrator.tracking.status_summary import StatusSummary
 from orchestrator.tracking.tracker import Progress, RunStatus
 from orchestrator.workspace import Workspace
 from workloads.contract import State
@@ -52,7 +52,7 @@ def run(label: str, state: State, message: str = "", *, attempt: int = 1, **prog
     )
 
 
-SEEN = Overview(
+SEEN = StatusSummary(
     [
         run("done", State.SUCCEEDED),
         run("bad", State.OUT_OF_MEMORY, "the job's memory was full; raise mem, then orchestrate submit"),
@@ -62,7 +62,7 @@ SEEN = Overview(
         run("b", State.RUNNING, epoch=2, epochs=4, samples_per_s=1234.0, silent_s=3.0),
         run("a", State.RUNNING, attempt=2, epoch=0, epochs=4, samples_per_s=1000.0, silent_s=100.0),
     ],
-    num_unsent=3,
+    num_unsubmitted=3,
 )
 
 
@@ -88,7 +88,11 @@ def test_an_overview_counts_groups_and_orders() -> None:
     assert [(group.count, group.words[-10:]) for group in SEEN.waiting_for] == [(2, "(Priority)"), (1, "Resources)")]
     assert [(group.count, group.label) for group in SEEN.failures] == [(1, "bad")]
     assert SEEN.samples_per_s == 2234.0
-    assert Overview([run("done", State.SUCCEEDED)]).over and not Overview(num_unsent=1).over and Overview().over
+    assert (
+        StatusSummary([run("done", State.SUCCEEDED)]).over
+        and not StatusSummary(num_unsubmitted=1).over
+        and StatusSummary().over
+    )
 
 
 def test_keys_are_told_apart_however_a_terminal_sends_them() -> None:
@@ -102,12 +106,12 @@ def test_a_selected_run_stays_selected_when_it_moves() -> None:
     """It is a run that is selected, not a line: the list is sorted anew at every look."""
     looks = Looks().press("down", SEEN)
     assert looks.chosen(SEEN).label == "b"  # type: ignore[union-attr]
-    ended = Overview([run("b", State.FAILED, "it broke"), run("a", State.RUNNING), run("c", State.PENDING)])
+    ended = StatusSummary([run("b", State.FAILED, "it broke"), run("a", State.RUNNING), run("c", State.PENDING)])
     assert looks.chosen(ended).label == "b"  # type: ignore[union-attr]
     assert looks.press("down", ended).chosen(ended).label == "b", "the last one"  # type: ignore[union-attr]
     assert looks.press("home", ended).chosen(ended).label == "a"  # type: ignore[union-attr]
     assert looks.press("page down", SEEN).chosen(SEEN).label == "done"  # type: ignore[union-attr]
-    assert Looks().press("down", Overview()) == Looks(), "nothing to select"
+    assert Looks().press("down", StatusSummary()) == Looks(), "nothing to select"
     assert Looks().press("f", SEEN).only is Only.LIVE
     failed = Looks(only=Only.BAD)
     assert [one.label for one in failed.runs(SEEN)] == ["bad"] and failed.press("f", SEEN).only is Only.ALL
@@ -115,7 +119,7 @@ def test_a_selected_run_stays_selected_when_it_moves() -> None:
     assert Looks().press("x", SEEN) == Looks()
 
 
-def _drawn(seen: Overview = SEEN, looks: Looks = Looks(), log: list[str] | None = None, **size: int) -> list[str]:  # noqa: B008
+def _drawn(seen: StatusSummary = SEEN, looks: Looks = Looks(), log: list[str] | None = None, **size: int) -> list[str]:  # noqa: B008
     width, height = size.get("width", 110), size.get("height", 30)
     lines = screen.draw(seen, looks, log or [], (width, height)).split("\n", allow_blank=True)
     assert len(lines) == height and all(line.cell_len <= width for line in lines)
@@ -137,12 +141,12 @@ def test_a_screen_shows_what_there_is_to_know() -> None:
     assert "> running       a" in text
     assert "log of b, attempt 1" in "\n".join(_drawn(looks=Looks().press("down", SEEN).press("l", SEEN)))
     assert _drawn(looks=Looks(help=True))[1].startswith("  q ")
-    assert "no runs yet; next: orchestrate submit" in "\n".join(_drawn(Overview()))
+    assert "no runs yet; next: orchestrate submit" in "\n".join(_drawn(StatusSummary()))
 
 
 def test_a_look_that_failed_is_told_beside_what_was_seen_before() -> None:
     text = "\n".join(
-        _drawn(Overview(SEEN.runs, problem="results.db: the database is locked", looked_at=time.time() - 70))
+        _drawn(StatusSummary(SEEN.runs, problem="results.db: the database is locked", updated_at=time.time() - 70))
     )
     assert re.search(r"7\d s ago   cannot look: results.db: the database is locked", text)
     assert "> running       a" in text
@@ -153,14 +157,14 @@ def test_any_size_is_filled_and_not_exceeded(size: tuple[int, int]) -> None:
     """Also with more runs than lines, wide characters, a log, and names that try to command the terminal."""
     hostile = "\x1b[2J\x1b]0;pwned\x07\nrm -rf 文字 [bold]résumé\r" * 3
     many = [run(f"{hostile}{number}", State.RUNNING, hostile, epoch=1, epochs=3) for number in range(100)]
-    seen = Overview([*many, *SEEN.runs], notes=[hostile], problem=hostile)
+    seen = StatusSummary([*many, *SEEN.runs], notes=[hostile], problem=hostile)
     for looks in (Looks(), Looks(log=True), Looks(help=True), Looks(selected=many[50].run_id, log=True)):
         lines = _drawn(seen, looks, [hostile] * 50, width=size[0], height=size[1])
         assert not re.search(r"[\x00-\x1f\x7f-\x9f]", "".join(lines)), "nothing that a terminal would obey"
 
 
 def test_the_selected_run_is_on_the_screen_wherever_it_is() -> None:
-    many = Overview([run(f"run {number:03}", State.PENDING) for number in range(300)])
+    many = StatusSummary([run(f"run {number:03}", State.PENDING) for number in range(300)])
     for number in (0, 1, 150, 298, 299):
         looks = Looks(selected=many.ordered[number].run_id, log=True)
         assert sum(line.startswith(f"> pending       run {number:03}") for line in _drawn(many, looks)) == 1
@@ -193,7 +197,7 @@ def test_a_look_that_fails_changes_nothing_and_the_next_one_is_tried(
     first, second, third, fourth = (looker.look() for _ in range(4))
     assert first.notes == ("Slurm is slow",) and not first.problem
     assert second.runs == first.runs and "cannot reach the controller" in second.problem
-    assert third.runs == first.runs and "Input/output error" in third.problem and third.looked_at == first.looked_at
+    assert third.runs == first.runs and "Input/output error" in third.problem and third.updated_at == first.updated_at
     assert not fourth.problem and fourth.over
 
 
@@ -213,11 +217,13 @@ def test_what_can_never_be_looked_at_is_not_tried_again(tmp_path: Path, monkeypa
 
 def test_lines_tell_each_change_once() -> None:
     """From the first look on for what we sent ourselves; what had ended before somebody looks is not news."""
-    first = Overview([run("a", State.RUNNING), run("b", State.PENDING), run("c", State.SUCCEEDED)], notes=["a note"])
-    second = Overview(
+    first = StatusSummary(
+        [run("a", State.RUNNING), run("b", State.PENDING), run("c", State.SUCCEEDED)], notes=["a note"]
+    )
+    second = StatusSummary(
         [run("a", State.FAILED, "it broke"), run("b", State.PENDING), run("c", State.SUCCEEDED)], notes=["a note"]
     )
-    third = Overview([run("a", State.RUNNING, attempt=2), *second.runs[1:]], problem="no answer")
+    third = StatusSummary([run("a", State.RUNNING, attempt=2), *second.runs[1:]], problem="no answer")
     said: list[str] = []
     lines = Lines(said.append, from_start=False)
     for seen in (first, second, second, third, third):
@@ -243,7 +249,7 @@ def test_lines_say_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = [run("a", State.PENDING, "waits for 1 core (0 of 2 free)"), run("b", State.PENDING, "waits for 1 core")]
     for second in range(0, 660, 20):
         now_s[0] = float(second)
-        lines.show(Overview(queued[:1] if second < 620 else queued))
+        lines.show(StatusSummary(queued[:1] if second < 620 else queued))
     line = "0/1 done, 0 running, 1 waiting (waits for 1 core (0 of 2 free))"
     assert said == [line, line, "0/2 done, 0 running, 2 waiting (1 of them: waits for 1 core (0 of 2 free))"]
 
@@ -293,12 +299,12 @@ def test_looking_takes_a_fifth_of_the_time_at_most(monkeypatch: pytest.MonkeyPat
     class View:
         def __enter__(self) -> None: ...
         def __exit__(self, *error: object) -> None: ...
-        def show(self, seen: Overview) -> None: ...
+        def show(self, seen: StatusSummary) -> None: ...
         def pause(self, seconds: float) -> bool:
             pauses.append(seconds)
             return len(pauses) < 2
 
-    def look() -> Overview:
+    def look() -> StatusSummary:
         time.sleep(0.3 if len(pauses) else 0.0)
         return SEEN
 

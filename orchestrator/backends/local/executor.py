@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from orchestrator.backends import leases, processes
-from orchestrator.backends.base import Delivery, Insisted, Receipt, Verdict
+from orchestrator.backends.base import ForcedCancel, Receipt, Request, Status
 from orchestrator.backends.exit_status import Exit
 from orchestrator.backends.local.machine import local_machine
 from orchestrator.backends.local.observe import LocalView, Supervisor, host_fate, started_on, verdict
@@ -50,27 +50,27 @@ class LocalExecutor:
 
     @property
     def queue_alive(self) -> bool:
-        return leases.held(queue_name(self._folder.runs))
+        return leases.is_held(queue_name(self._folder.runs))
 
-    def room(self) -> int | None:
+    def capacity(self) -> int | None:
         """The queue takes any number."""
         return None
 
-    def send(self, deliveries: Sequence[Delivery], *, patient: bool = True) -> list[Receipt]:  # noqa: ARG002
+    def submit(self, requests: Sequence[Request], *, patient: bool = True) -> list[Receipt]:  # noqa: ARG002
         """Put attempts into the queue, in order."""
         self._folder.create()
-        for_each(Delivery.introduce, deliveries)
+        for_each(Request.materialize, requests)
         machine = local_machine()
         environ = carried(os.environ)
         environ.pop(processes.TOKEN_VARIABLE, None)
         now = time.time()
-        for number, delivery in enumerate(deliveries):
-            expect = delivery.spec.expect
-            kind = delivery.spec.train.hardware.kind
+        for number, request in enumerate(requests):
+            expect = request.spec.expect
+            kind = request.spec.train.hardware.kind
             entry = Entry(
-                token=delivery.token,
-                run_id=delivery.spec.run_id,
-                attempt=delivery.number,
+                token=request.token,
+                run_id=request.spec.run_id,
+                attempt=request.number,
                 order=(now, number),
                 python=sys.executable,
                 working_directory=str(Path.cwd()),
@@ -83,12 +83,12 @@ class LocalExecutor:
                 job=self._job,
             )
             self._folder.put(entry)
-        return [Receipt(delivery.token, State.PENDING, reason="queued") for delivery in deliveries]
+        return [Receipt(request.token, State.PENDING, reason="queued") for request in requests]
 
-    def retire(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
+    def supersede(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
         """An attempt starts at most once here."""
 
-    def wake(self) -> None:
+    def ensure_running(self) -> None:
         """Start the queue process when there is work and none runs.
 
         Raises:
@@ -118,7 +118,7 @@ class LocalExecutor:
         if done.returncode != 0:
             raise CommandError(argv, done.returncode, done.stdout, done.stderr)
 
-    def look(self, attempts: Iterable[tuple[AttemptDir, str, State]], *, fresh: bool = False) -> list[Verdict]:  # noqa: ARG002
+    def status(self, attempts: Iterable[tuple[AttemptDir, str, State]], *, fresh: bool = False) -> list[Status]:  # noqa: ARG002
         """The state of each attempt; a lost one gets its ``exit.json`` here, as nobody else is left to write it."""
         wanted = list(attempts)
         verdicts = self._verdicts(wanted)
@@ -131,13 +131,13 @@ class LocalExecutor:
                 self._record_loss(attempt, token, found)
         return verdicts
 
-    def _verdicts(self, attempts: Sequence[tuple[AttemptDir, str, State]]) -> list[Verdict]:
+    def _verdicts(self, attempts: Sequence[tuple[AttemptDir, str, State]]) -> list[Status]:
         if not attempts:
             return []
         view = LocalView(self._folder, time.time())
         return [verdict(view.of(*attempt)) for attempt in attempts]
 
-    def _record_loss(self, attempt: AttemptDir, token: str, found: Verdict) -> None:
+    def _record_loss(self, attempt: AttemptDir, token: str, found: Status) -> None:
         processes.kill_attempt(token)
         claim_start(attempt)
         Exit(found.state, found.reason, found.message).write(attempt)
@@ -158,45 +158,45 @@ class LocalExecutor:
                 Exit(State.CANCELLED, "cancelled", "cancelled before it started").write(attempt)
                 self._folder.finish(token)
 
-    def insist(self, attempts: Sequence[tuple[AttemptDir, str]]) -> list[Insisted]:
+    def force_cancel(self, attempts: Sequence[tuple[AttemptDir, str]]) -> list[ForcedCancel]:
         """End attempts whose supervisor does not answer: on this machine, it and its ranks get SIGKILL."""
         return [self._insist(attempt, token) for attempt, token in attempts]
 
-    def _insist(self, attempt: AttemptDir, token: str) -> Insisted:
+    def _insist(self, attempt: AttemptDir, token: str) -> ForcedCancel:
         asked = f"was asked and has not answered in {self.cancel_wait_s:.0f} s"
         what = ""
-        if supervisor := processes.supervisor_of(token):
+        if supervisor := processes.find_supervisor(token):
             who = f"its supervisor, pid {supervisor} on this host, {asked}"
             if not processes.kill_supervised(token, supervisor):
                 what = f"{who}; it and its ranks got SIGKILL, and not all are gone: stuck in the kernel"
-                return Insisted(token, False, what, "orchestrate status shows when they are gone")
+                return ForcedCancel(token, False, what, "orchestrate status shows when they are gone")
             what = f"{who}, so it and its ranks were killed"
             self._wait_for_release(token)
         elif Exit.read(attempt) is None and (place := self._out_of_reach(attempt, token)):
             what = f"its supervisor {place} {asked}, and its processes are out of reach from here"
-            return Insisted(token, False, what, f"orchestrate cancel, {place}")
+            return ForcedCancel(token, False, what, f"orchestrate cancel, {place}")
         # On a full disk this cannot be written; then the request itself tells how it ended.
         with contextlib.suppress(OSError):
             if Exit.read(attempt) is None:
                 claim_start(attempt)
                 Exit(State.CANCELLED, "cancelled", "stopped by orchestrate cancel").write(attempt)
             self._folder.finish(token)
-        return Insisted(token, True, what)
+        return ForcedCancel(token, True, what)
 
     def _wait_for_release(self, token: str) -> None:
         """A killed process lets go of its lease a moment after it is no more to be seen."""
         deadline = time.monotonic() + 5.0
-        while leases.held(supervisor_name(token)) and time.monotonic() < deadline:
+        while leases.is_held(supervisor_name(token)) and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def _out_of_reach(self, attempt: AttemptDir, token: str) -> str:
         """Where a supervisor lives that is none of the processes we see; empty when it is gone."""
         host, here = started_on(attempt), processes.Host.here()
-        if leases.held(supervisor_name(token)):
+        if leases.is_held(supervisor_name(token)):
             return f"in another container on {here.name}"
         elsewhere = host is not None and host_fate(host, here) is Supervisor.ELSEWHERE
         return f"on {host.name}" if host is not None and elsewhere else ""
 
     def _is_supervised(self, token: str) -> bool:
         """Whether a supervisor is at work, or just being started."""
-        return token in self._folder.tokens(self._folder.running) and leases.held(supervisor_name(token))
+        return token in self._folder.tokens(self._folder.running) and leases.is_held(supervisor_name(token))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.backends import leases, submit_lock
-from orchestrator.backends.base import Verdict
-from orchestrator.backends.exit_status import Exit, own_verdict
+from orchestrator.backends.base import Status
+from orchestrator.backends.exit_status import Exit, result_status
 from orchestrator.backends.local.records import QueueFolder, queue_name, supervisor_name
 from orchestrator.backends.processes import Host
 from workloads.contract import State
@@ -44,20 +44,20 @@ class Supervisor(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Witnesses:
+class LocalObservation:
     """All that speaks for the state of one local attempt."""
 
     recorded: State
     """What the store has."""
     exit: Exit | None
     """The verdict of the one who saw the end."""
-    result: Verdict | None
+    result: Status | None
     """The job's own words."""
     place: Place
     supervisor: Supervisor
     queue_alive: bool
     submit_alive: bool
-    waits_for: str = ""
+    waiting_reason: str = ""
     """The queue's reason."""
     cancelling: bool = False
     untold: bool = False
@@ -70,42 +70,42 @@ class Witnesses:
     """Where a submit is at work; empty for this host."""
 
 
-def verdict(w: Witnesses) -> Verdict:
+def verdict(w: LocalObservation) -> Status:
     """Weigh the witnesses. The order is the argument: what is final goes first, absence of news goes last."""
     if w.result is not None and w.result.state is State.SUCCEEDED:
         return w.result
     if w.exit is not None:
-        return Verdict(w.exit.state, w.exit.reason, w.exit.message)
+        return Status(w.exit.state, w.exit.reason, w.exit.message)
     if w.supervisor is Supervisor.ALIVE and w.untold:
-        return Verdict(State.RUNNING, "disk_full", "it has ended, and the disk has no room to write how: make some")
+        return Status(State.RUNNING, "disk_full", "it has ended, and the disk has no room to write how: make some")
     if w.supervisor is Supervisor.ALIVE:
-        return Verdict(State.RUNNING, "cancelling" if w.cancelling else "")
+        return Status(State.RUNNING, "cancelling" if w.cancelling else "")
     if w.supervisor in {Supervisor.GONE, Supervisor.REBOOTED}:
         if w.result is not None:
             return w.result
         if w.cancelling:
-            return Verdict(State.CANCELLED, "cancelled", "stopped by orchestrate cancel")
+            return Status(State.CANCELLED, "cancelled", "stopped by orchestrate cancel")
         why = why_gone(w.supervisor, untold=w.untold)
-        return Verdict(State.LOST, "supervisor_lost", f"{why}; orchestrate retry goes on from its last checkpoint")
+        return Status(State.LOST, "supervisor_lost", f"{why}; orchestrate retry goes on from its last checkpoint")
     if w.supervisor is Supervisor.ELSEWHERE:
         if w.result is not None:
             return w.result
         if w.silent_s is None or w.silent_s < SILENCE_S:
-            return Verdict(State.RUNNING, "", f"on {w.host}")
-        return Verdict(State.LOST, "no_sign_of_life", f"no sign of life from {w.host} for {w.silent_s:.0f} s")
+            return Status(State.RUNNING, "", f"on {w.host}")
+        return Status(State.LOST, "no_sign_of_life", f"no sign of life from {w.host} for {w.silent_s:.0f} s")
     if w.place is Place.RUNNING:
-        return Verdict(State.PENDING, "starting")
+        return Status(State.PENDING, "starting")
     if w.place is Place.PENDING:
         if w.cancelling:
-            return Verdict(State.PENDING, "cancelling")
+            return Status(State.PENDING, "cancelling")
         if not w.queue_alive:
-            return Verdict(State.PENDING, "no_queue", "the queue process is gone; the next command of ours starts it")
-        return Verdict(State.PENDING, "queued", w.waits_for)
+            return Status(State.PENDING, "no_queue", "the queue process is gone; the next command of ours starts it")
+        return Status(State.PENDING, "queued", w.waiting_reason)
     if w.recorded is State.SUBMITTING and w.submit_alive:
-        return Verdict(State.SUBMITTING, "sending", submit_lock.where(w.submit_host))
+        return Status(State.SUBMITTING, "sending", submit_lock.describe_holder(w.submit_host))
     if w.recorded is State.SUBMITTING:
-        return Verdict(State.SUBMITTING, "interrupted", "submit did not finish; orchestrate submit goes on with it")
-    return Verdict(
+        return Status(State.SUBMITTING, "interrupted", "submit did not finish; orchestrate submit goes on with it")
+    return Status(
         State.LOST, "entry_lost", "its queue entry is gone, and it never started; orchestrate retry sends it again"
     )
 
@@ -123,9 +123,9 @@ class LocalView:
     def __init__(self, folder: QueueFolder, now: float) -> None:
         self._folder = folder
         # The submit first: what it is sending is in the queue when it is gone.
-        self._submit_host = submit_lock.elsewhere(folder.runs)
-        self._submit_alive = bool(self._submit_host) or submit_lock.here(folder.runs)
-        self._queue_alive = leases.held(queue_name(folder.runs))
+        self._submit_host = submit_lock.other_host(folder.runs)
+        self._submit_alive = bool(self._submit_host) or submit_lock.is_held_here(folder.runs)
+        self._queue_alive = leases.is_held(queue_name(folder.runs))
         # In this order: an entry moves from pending to running, and must be seen in one of them.
         self._pending = folder.tokens(folder.pending)
         self._running = folder.tokens(folder.running)
@@ -133,29 +133,29 @@ class LocalView:
         self._here = Host.here()
         self._now = now
 
-    def of(self, attempt: AttemptDir, token: str, recorded: State) -> Witnesses:
+    def of(self, attempt: AttemptDir, token: str, recorded: State) -> LocalObservation:
         """All witnesses of one attempt."""
         # The supervisor first: it writes the verdict before it goes, so a verdict is there when it is found gone.
         supervisor, host = self._supervisor(attempt, token)
         place = Place.RUNNING if token in self._running else Place.NOWHERE
-        return Witnesses(
+        return LocalObservation(
             recorded=recorded,
             exit=Exit.read(attempt),
-            result=own_verdict(attempt),
+            result=result_status(attempt),
             place=Place.PENDING if token in self._pending else place,
             supervisor=supervisor,
             queue_alive=self._queue_alive,
             submit_alive=self._submit_alive,
             submit_host=self._submit_host,
-            waits_for=self._waiting.get(token, ""),
+            waiting_reason=self._waiting.get(token, ""),
             cancelling=self._folder.is_cancelled(token),
-            untold=self._folder.is_untold(token),
+            untold=self._folder.is_unreported(token),
             silent_s=_silence_s(attempt, self._now),
             host=host,
         )
 
     def _supervisor(self, attempt: AttemptDir, token: str) -> tuple[Supervisor, str]:
-        alive = leases.held(supervisor_name(token))
+        alive = leases.is_held(supervisor_name(token))
         host = started_on(attempt)
         if host is None:
             # The queue holds the name from before the start.

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from orchestrator.backends import leases, processes
-from orchestrator.backends.exit_status import Ending, Exit, conclude, first_failure, hung_ranks, own_result
+from orchestrator.backends.exit_status import Ending, Exit, conclude, first_failure, hung_ranks, read_result_or_none
 from orchestrator.backends.local.machine import Machine, local_machine
 from orchestrator.backends.local.observe import Supervisor, host_fate, started_on, why_gone
 from orchestrator.backends.local.records import (
@@ -74,8 +74,8 @@ class _Need:
 
     def lacking(self) -> str:
         """What it waits for, in words."""
-        free_gpus = sum(not leases.held(leases.gpu(uuid)) for uuid in self.gpus)
-        free_cores = sum(not leases.held(leases.core(number)) for number in self.cores)
+        free_gpus = sum(not leases.is_held(leases.gpu_name(uuid)) for uuid in self.gpus)
+        free_cores = sum(not leases.is_held(leases.core_name(number)) for number in self.cores)
         parts = []
         if free_gpus < self.num_gpus:
             parts.append(f"{_count(self.num_gpus, 'GPU')} ({free_gpus} of {len(self.gpus)} free)")
@@ -93,8 +93,8 @@ class _Devices:
 
     def gather(self, need: _Need) -> bool:
         """Take what is free and still wanted; True when nothing is missing."""
-        self.gpus += leases.take_some(map(leases.gpu, need.gpus), need.num_gpus - len(self.gpus))
-        self.cores += leases.take_some(map(leases.core, need.cores), need.num_cores - len(self.cores))
+        self.gpus += leases.acquire_up_to(map(leases.gpu_name, need.gpus), need.num_gpus - len(self.gpus))
+        self.cores += leases.acquire_up_to(map(leases.core_name, need.cores), need.num_cores - len(self.cores))
         return len(self.gpus) == need.num_gpus and len(self.cores) == need.num_cores
 
     def all(self) -> list[leases.Lease]:
@@ -165,7 +165,7 @@ class Queue:
                     continue
                 settled = self._settle(token, exit_code=process.returncode)
             else:
-                settled = not leases.held(supervisor_name(token)) and self._settle(token, exit_code=None)
+                settled = not leases.is_held(supervisor_name(token)) and self._settle(token, exit_code=None)
             if settled:
                 del self._supervisors[token]
 
@@ -189,14 +189,14 @@ class Queue:
                 self._foreign.add(token)
                 return True
             processes.kill_attempt(token)
-            why = why_gone(fate, untold=self._folder.is_untold(token))
+            why = why_gone(fate, untold=self._folder.is_unreported(token))
             log.info("run %s attempt %s: %s", entry.run_id, entry.attempt, why)
             lost = Ending(State.LOST, "supervisor_lost", f"{why}; orchestrate retry goes on from its last checkpoint")
             cancelled = Ending(State.CANCELLED, "cancelled", "stopped by orchestrate cancel")
             ended = conclude(
                 exit_codes=(),
                 ending=cancelled if self._folder.is_cancelled(token) else lost,
-                result=own_result(attempt),
+                result=read_result_or_none(attempt),
                 failure=first_failure(attempt, entry.num_ranks),
                 hung=hung_ranks(attempt, entry.num_ranks),
             )
@@ -305,12 +305,12 @@ class Queue:
         """Note since when the first blocked run waits; keep devices for it when that is too long."""
         since = self._blocked_since.setdefault(entry.token, time.monotonic())
         if self._reservation is None and time.monotonic() - since >= PATIENCE_S:
-            permit = leases.take(_RESERVATION)
+            permit = leases.acquire(_RESERVATION)
             if permit is not None:
                 self._reservation = _Reservation(entry.token, permit, _Devices())
 
     def _start(self, entry: Entry, devices: _Devices) -> None:
-        alive = leases.take(supervisor_name(entry.token))
+        alive = leases.acquire(supervisor_name(entry.token))
         if alive is None or not self._folder.claim(entry.token):
             devices.release()
             if alive is not None:
@@ -366,7 +366,7 @@ def main() -> None:
     without = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
     present = frozenset(gpu.uuid for gpu in local_machine(without).gpus)
     name = queue_name(folder.runs)
-    lease = leases.take(name)
+    lease = leases.acquire(name)
     if lease is None or not _into_background(folder):
         return
     log.info("queue %s on %s: %s GPUs, %s cores", os.getpid(), mine.hostname, len(mine.gpus), len(mine.cores))
@@ -374,7 +374,7 @@ def main() -> None:
         Queue(folder, mine, present).serve()
         lease.release()
         # Who put an entry here before that saw a living queue, and counts on us.
-        lease = leases.take(name) if folder.tokens(folder.pending) else None
+        lease = leases.acquire(name) if folder.tokens(folder.pending) else None
     log.info("queue %s: nothing left to do", os.getpid())
 
 

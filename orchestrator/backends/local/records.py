@@ -186,12 +186,12 @@ class QueueFolder:
     def is_cancelled(self, token: str) -> bool:
         return (self.cancelled / token).exists()
 
-    def note_untold(self, token: str) -> None:
+    def mark_unreported(self, token: str) -> None:
         """Leave word that an attempt has ended; an empty file mostly has room where its verdict has none."""
         with contextlib.suppress(OSError):
             (self.untold / token).touch()
 
-    def is_untold(self, token: str) -> bool:
+    def is_unreported(self, token: str) -> bool:
         return (self.untold / token).exists()
 
     def why_waiting(self) -> dict[str, str]:

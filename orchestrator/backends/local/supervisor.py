@@ -35,7 +35,7 @@ from orchestrator.backends.exit_status import (
     describe_exit,
     first_failure,
     hung_ranks,
-    own_result,
+    read_result_or_none,
 )
 from orchestrator.backends.local.records import Entry, Order, QueueFolder, check_runs_folder, claim_start
 from workloads.contract import RunSpec, State
@@ -99,7 +99,7 @@ def main() -> None:
         log.exception("could not start")
         processes.kill_attempt(order.token, session=os.getpid())
         ended = Exit(State.FAILED, "start_failed", f"the run could not be started: {error}")
-    if _write_persistently(ended, attempt, partial(folder.note_untold, order.token)):
+    if _write_persistently(ended, attempt, partial(folder.mark_unreported, order.token)):
         folder.finish(order.token)
 
 
@@ -139,7 +139,7 @@ class _Controller:
         return conclude(
             exit_codes=codes,
             ending=ending,
-            result=own_result(self._attempt),
+            result=read_result_or_none(self._attempt),
             failure=first_failure(self._attempt, self._entry.num_ranks),
             hung=hung_ranks(self._attempt, self._entry.num_ranks),
             oom_killed=self._oom_kills is not None and (processes.num_oom_kills() or 0) > self._oom_kills,

@@ -32,7 +32,7 @@ class Fate(StrEnum):
     """Only the queue can tell."""
 
 
-def job_id_in(stdout: str) -> str | None:
+def parse_job_id(stdout: str) -> str | None:
     """The job's number in what ``sbatch --parsable`` printed, whatever a site's filters print around it.
 
     ``4242``, ``4242;cluster`` and ``Submitted batch job 4242`` are understood, the last such line counts.
@@ -47,7 +47,7 @@ def job_id_in(stdout: str) -> str | None:
 def fate(answer: Answer) -> tuple[Fate, str | None]:
     """What became of an ``sbatch``, and the job's number when that is known."""
     if answer.ok:
-        job_id = job_id_in(answer.stdout)
+        job_id = parse_job_id(answer.stdout)
         return (Fate.ACCEPTED, job_id) if job_id else (Fate.UNCLEAR, None)
     if answer.exit_code is None or answer.exit_code < 0 or _UNCLEAR.search(answer.text):
         return Fate.UNCLEAR, None
@@ -113,7 +113,7 @@ class ArrayExecutor(SlurmExecutor):
         if job_id is None:
             raise SubmissionError(outcome, answer)
         self._on_accepted(job_id)
-        return [name_script(self.folder.parent, parcel.staging, job_id, num_ranks=parcel.num_ranks)]
+        return [rename_script(self.folder.parent, parcel.staging, job_id, num_ranks=parcel.num_ranks)]
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002 (submitit's signature)
         return self._parcel.script
@@ -128,7 +128,7 @@ def _script(staging: Path) -> Path:
     return staging / "script.sh"
 
 
-def name_script(folder: Path, staging: Path, job_id: str, *, num_ranks: int = 1) -> Job[Any]:
+def rename_script(folder: Path, staging: Path, job_id: str, *, num_ranks: int = 1) -> Job[Any]:
     """Give the script the name by the job's number that submitit expects; may be done again.
 
     Returns:

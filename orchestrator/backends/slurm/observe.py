@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.backends.exit_status import Exit, first_failure, hung_ranks, own_verdict, since_start
+from orchestrator.backends.exit_status import Exit, first_failure, hung_ranks, result_status, since_start
 from orchestrator.backends.slurm.query import Newest, Seen, SeenArray
-from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord, Site
-from orchestrator.backends.slurm.status import TOLD_TO_END, Phase, Witnesses, rank_codes_in
+from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord, ClusterLimits
+from orchestrator.backends.slurm.status import INTERRUPTED_EXIT, Phase, SlurmObservation, parse_rank_codes
 from orchestrator.units import format_memory
 from workloads.contract import State
 from workloads.files.run_dir import AttemptDir, jobs_folder
@@ -38,18 +38,20 @@ class Place:
 class Evidence:
     """Looks attempts up; Slurm itself was asked before."""
 
-    def __init__(self, runs: Path, site: Site, arrays: ArrayFolder) -> None:
+    def __init__(self, runs: Path, site: ClusterLimits, arrays: ArrayFolder) -> None:
         self._runs = runs
         self._site = site
         self._arrays = arrays
 
-    def of(self, attempt: AttemptDir, token: str, recorded: State, place: Place | None, newest: Newest) -> Witnesses:
+    def of(
+        self, attempt: AttemptDir, token: str, recorded: State, place: Place | None, newest: Newest
+    ) -> SlurmObservation:
         """All of it; logs and limits only when the task has ended."""
-        said = own_verdict(attempt)
+        said = result_status(attempt)
         ended = Exit.read(attempt)
         if place is None or ended is not None or (said is not None and said.state is State.SUCCEEDED):
             sent = recorded is not State.SUBMITTING or place is not None
-            return Witnesses(recorded=recorded, phase=Phase.UNKNOWN, result=said, exit=ended, sent=sent)
+            return SlurmObservation(recorded=recorded, phase=Phase.UNKNOWN, result=said, exit=ended, sent=sent)
         record, index = place.record, place.index
         array = newest.arrays.get(record.name, SeenArray())
         seen = array.tasks.get(index)
@@ -57,7 +59,7 @@ class Evidence:
         over_s = _over_s(newest, token, phase)
         life_at = _last_sign_of_life(attempt)
         started = life_at is not None or self._script_log(record, index).exists()
-        witnesses = Witnesses(
+        witnesses = SlurmObservation(
             recorded=recorded,
             phase=phase,
             state=seen.state if seen else "",
@@ -79,8 +81,8 @@ class Evidence:
         return witnesses
 
     def _with_last_words(
-        self, witnesses: Witnesses, attempt: AttemptDir, record: ArrayRecord, index: int, seen: Seen | None
-    ) -> Witnesses:
+        self, witnesses: SlurmObservation, attempt: AttemptDir, record: ArrayRecord, index: int, seen: Seen | None
+    ) -> SlurmObservation:
         """What is looked at only when a task has ended: how, in whose words, with what limits."""
         about = {**record.about, **record.tasks[index].about}
         shape = about.get("shape") or {}
@@ -90,15 +92,15 @@ class Evidence:
         errors = [_tail(logs / f"{record.job_id}_{index}_{rank}_log.err") for rank in range(ranks)]
         interrupts = since_start(attempt, "interrupt")
         memory = shape.get("mem_bytes")
-        codes = rank_codes_in(script_log, ranks)
+        codes = parse_rank_codes(script_log, ranks)
         # The rank that went first has more to say than those that were ended for it.
-        blamed = [errors[rank] for rank, code in enumerate(codes) if code not in {None, 0, TOLD_TO_END}]
+        blamed = [errors[rank] for rank, code in enumerate(codes) if code not in {None, 0, INTERRUPTED_EXIT}]
         said = [_last_line(text) for text in (*(blamed or errors), script_log)]
         return replace(
             witnesses,
             failure=first_failure(attempt, ranks),
             hung=hung_ranks(attempt, ranks),
-            told_by=str(interrupts[-1].get("signal", "")) if interrupts else "",
+            interrupted_by=str(interrupts[-1].get("signal", "")) if interrupts else "",
             exit_code=seen.exit_code if seen else None,
             rank_codes=codes,
             limit_s=about.get("time_limit_s"),

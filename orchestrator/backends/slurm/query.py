@@ -18,8 +18,8 @@ from typing import Any
 
 from orchestrator.backends.slurm import commands
 from orchestrator.backends.slurm.commands import Answer
-from orchestrator.backends.slurm.records import ArrayRecord, Site, SiteFolder
-from orchestrator.backends.slurm.status import Phase, base_state, indices_in, phase_of
+from orchestrator.backends.slurm.records import ArrayRecord, ClusterFolder, ClusterLimits
+from orchestrator.backends.slurm.status import Phase, base_state, parse_indices, phase_of
 from workloads.files.json_file import read_json, write_json
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class Newest:
     """The name of the cluster that arrays were sent to."""
 
     @classmethod
-    def read(cls, folder: SiteFolder) -> Newest:
+    def read(cls, folder: ClusterFolder) -> Newest:
         """An empty one when there is none, or a damaged one."""
         try:
             data: dict[str, Any] = read_json(folder.newest)
@@ -97,7 +97,7 @@ class Newest:
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return cls()
 
-    def write(self, folder: SiteFolder) -> None:
+    def write(self, folder: ClusterFolder) -> None:
         """Nobody's command may fail because this could not be kept."""
         arrays = {
             name: {"job_ids": array.job_ids, "tasks": {i: _plain(seen) for i, seen in array.tasks.items()}}
@@ -114,7 +114,7 @@ def _plain(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
-def poll(folder: SiteFolder, site: Site, records: Sequence[ArrayRecord], *, fresh: bool = False) -> Newest:
+def poll(folder: ClusterFolder, site: ClusterLimits, records: Sequence[ArrayRecord], *, fresh: bool = False) -> Newest:
     """What Slurm says of these arrays: the kept answer, or a new one when that is old enough or ``fresh`` is asked."""
     newest = Newest.read(folder)
     pause_s = site.poll_seconds * min(2**newest.failures, LONGEST_PAUSE)
@@ -133,7 +133,7 @@ def poll(folder: SiteFolder, site: Site, records: Sequence[ArrayRecord], *, fres
     return newest
 
 
-def find(folder: SiteFolder, site: Site, record: ArrayRecord) -> list[str] | None:
+def find(folder: ClusterFolder, site: ClusterLimits, record: ArrayRecord) -> list[str] | None:
     """Numbers of the jobs that have an array's name; None when nobody could be asked. Not rate-limited."""
     newest = Newest.read(folder)
     try:
@@ -148,7 +148,7 @@ def find(folder: SiteFolder, site: Site, record: ArrayRecord) -> list[str] | Non
     return found
 
 
-def num_queued(folder: SiteFolder) -> tuple[int, float] | None:
+def num_queued(folder: ClusterFolder) -> tuple[int, float] | None:
     """How many jobs of this user wait or run, each task of an array counted, and when that was so.
 
     What :func:`poll` heard a moment ago will do. None when it cannot be told.
@@ -197,7 +197,7 @@ def _squeue(names: Sequence[str]) -> tuple[dict[str, SeenArray], int]:
         if len(words) != 7 or not words[0].strip().isdigit():
             continue
         job_id, tasks, name, state, elapsed, node, reason = (word.strip() for word in words)
-        indices = indices_in(tasks)
+        indices = parse_indices(tasks)
         queued += 0 if phase_of(state) is Phase.ENDED else len(indices) or 1
         if name not in wanted:
             continue
@@ -219,7 +219,7 @@ def _prefer(tasks: dict[int, Seen], index: int, seen: Seen) -> None:
         tasks[index] = seen
 
 
-def _ask_about_ended(newest: Newest, site: Site, records: Sequence[ArrayRecord]) -> None:
+def _ask_about_ended(newest: Newest, site: ClusterLimits, records: Sequence[ArrayRecord]) -> None:
     """Fill in how tasks ended, from accounting or else from the controller."""
     wanted: dict[str, list[int]] = {}
     by_id = {}
@@ -242,7 +242,7 @@ def _ask_about_ended(newest: Newest, site: Site, records: Sequence[ArrayRecord])
 
 
 def _ask_accounting(
-    newest: Newest, site: Site, by_id: Mapping[str, ArrayRecord], wanted: Mapping[str, Sequence[int]]
+    newest: Newest, site: ClusterLimits, by_id: Mapping[str, ArrayRecord], wanted: Mapping[str, Sequence[int]]
 ) -> bool:
     """Ask ``sacct`` about tasks; whether it answered."""
     newest.accounting_failed = False
@@ -276,14 +276,14 @@ def _sacct_rows(text: str) -> dict[str, dict[int, tuple[str, Seen]]]:
         job_id, name, state, exit_code, elapsed, nodes = words
         whole, _, step = job_id.partition(".")
         array, _, indices = whole.partition("_")
-        for index in indices_in(indices.strip("[]")):
+        for index in parse_indices(indices.strip("[]")):
             tasks = rows.setdefault(array, {})
             if step:
                 if index in tasks and base_state(state) == "OUT_OF_MEMORY":
                     tasks[index] = (tasks[index][0], replace(tasks[index][1], out_of_memory=True))
                 continue
             node = "" if "one assigned" in nodes else nodes
-            tasks[index] = (name, Seen(state, "", _number(elapsed), node, code_in(exit_code)))
+            tasks[index] = (name, Seen(state, "", _number(elapsed), node, parse_exit_code(exit_code)))
     return rows
 
 
@@ -315,9 +315,9 @@ def _scontrol(job_id: str) -> dict[str, dict[int, tuple[str, Seen]]]:
             found.get("Reason", ""),
             seconds(found.get("RunTime", "")),
             found.get("NodeList", "").strip("()").replace("null", ""),
-            code_in(found.get("ExitCode", "")),
+            parse_exit_code(found.get("ExitCode", "")),
         )
-        for index in indices_in(found.get("ArrayTaskId", "")):
+        for index in parse_indices(found.get("ArrayTaskId", "")):
             rows.setdefault(found.get("ArrayJobId", ""), {})[index] = (found.get("JobName", ""), seen)
     return rows
 
@@ -346,7 +346,7 @@ def seconds(text: str) -> float | None:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
 
 
-def code_in(text: str) -> int | None:
+def parse_exit_code(text: str) -> int | None:
     """The exit code in ``75:0``; a signal is negative, as in ``0:9``."""
     match = re.fullmatch(r"(\d+):(\d+)", text.strip())
     if match is None:

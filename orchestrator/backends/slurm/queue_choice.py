@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.backends.slurm import commands
-from orchestrator.backends.slurm.records import Pair
+from orchestrator.backends.slurm.records import QueuePair
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _NOISE = re.compile(r"^(sbatch: )?(error: |allocation failure: )+")
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class StartEstimate:
     """What Slurm says of a script that is not sent."""
 
     start: str = ""
@@ -32,25 +32,27 @@ class Estimate:
     """Its words."""
 
 
-def estimate(script: Path, *arguments: str) -> Estimate:
+def estimate(script: Path, *arguments: str) -> StartEstimate:
     """Ask for a script with further arguments of ``sbatch``; nothing is queued."""
     answer = commands.run("sbatch", "--test-only", *arguments, str(script))
     if answer.ok and (match := _START.search(answer.text)):
-        return Estimate(start=match[1])
+        return StartEstimate(start=match[1])
     lines = [_NOISE.sub("", line).strip() for line in answer.text.splitlines()]
     said = "; ".join(dict.fromkeys(filter(None, lines)))
-    return Estimate(refusal=said or f"sbatch --test-only ended with exit code {answer.exit_code} and said nothing")
+    return StartEstimate(
+        rejection=said or f"sbatch --test-only ended with exit code {answer.exit_code} and said nothing"
+    )
 
 
-def arguments(pair: Pair) -> list[str]:
+def arguments(pair: QueuePair) -> list[str]:
     """A pair of partition and QOS as arguments of ``sbatch``, which win over the lines of the script."""
     named = {"partition": pair.partition, "qos": pair.qos}
     return [f"--{name}={value}" for name, value in named.items() if value]
 
 
 def earliest(
-    script: Path, pairs: Sequence[Pair], others: Mapping[str, str], *, count: int, time_limit_s: int
-) -> tuple[Pair, Estimate] | None:
+    script: Path, pairs: Sequence[QueuePair], others: Mapping[str, str], *, count: int, time_limit_s: int
+) -> tuple[QueuePair, StartEstimate] | None:
     """The pair in which an array would start first; of equal ones the one that stands first in the cluster file.
 
     Args:
@@ -66,7 +68,7 @@ def earliest(
     if "partition" in others or "qos" in others:
         return None
     given = [f"--{name}={value}" for name, value in others.items()]
-    found: list[tuple[Pair, Estimate]] = []
+    found: list[tuple[QueuePair, StartEstimate]] = []
     for pair in pairs:
         if pair.max_time_s and time_limit_s > pair.max_time_s:
             continue
@@ -74,5 +76,5 @@ def earliest(
         if said.start:
             found.append((pair, said))
         else:
-            log.warning("queue %s is left out: %s", pair, said.refusal)
+            log.warning("queue %s is left out: %s", pair, said.rejection)
     return min(found, key=lambda one: one[1].start, default=None)

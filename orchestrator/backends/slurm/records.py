@@ -1,6 +1,6 @@
 """What is kept on disk of clusters and of the arrays that were sent to them.
 
-    RUNS/sites/<target>/site.json            limits and manners of the cluster (Site)
+    RUNS/sites/<target>/site.json            limits and manners of the cluster (ClusterLimits)
     RUNS/sites/<target>/scripts/<shape>.sh   the job script of each resource shape
     RUNS/sites/<target>/newest.json          what Slurm last said (orchestrator.backends.slurm.query)
     RUNS/jobs/orc-<token>/array.json         one array, whole before its sbatch: index -> attempt (ArrayRecord)
@@ -33,7 +33,7 @@ from workloads.files.packed_specs import pack_specs
 from workloads.files.run_dir import AttemptDir, RunDir, jobs_folder, sites_folder
 
 if TYPE_CHECKING:
-    from orchestrator.backends.base import Delivery
+    from orchestrator.backends.base import Request
     from orchestrator.cluster.profile import ClusterProfile, Nodes
     from workloads.contract import RunSpec
 
@@ -41,7 +41,7 @@ JOB_NAME_PREFIX = "orc-"
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class QueuePair:
     """A queue that takes the runs of a shape."""
 
     partition: str = ""
@@ -54,7 +54,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class ClusterLimits:
     """How much a cluster takes, and how it wants to be asked."""
 
     name: str
@@ -106,7 +106,7 @@ def _limits(nodes: Nodes) -> dict[str, Any]:
     return {"mem_bytes": nodes.node_mem_bytes, "mem_style": nodes.mem_style.value, "max_time_s": caps}
 
 
-class SiteFolder:
+class ClusterFolder:
     """The files of one cluster."""
 
     def __init__(self, runs: Path, target: str) -> None:
@@ -114,14 +114,16 @@ class SiteFolder:
         self.path = sites_folder(runs) / target
         self.newest = self.path / "newest.json"
 
-    def site(self) -> Site | None:
+    def site(self) -> ClusterLimits | None:
         """None when nothing was ever sent there from this runs folder."""
         try:
-            return Site.from_json(read_json(self.path / "site.json"))
+            return ClusterLimits.from_json(read_json(self.path / "site.json"))
         except (OSError, ValueError, TypeError, AttributeError):
             return None
 
-    def keep(self, site: Site, scripts: Mapping[str, str], queues: Mapping[str, Sequence[Pair]] | None = None) -> None:
+    def keep(
+        self, site: ClusterLimits, scripts: Mapping[str, str], queues: Mapping[str, Sequence[QueuePair]] | None = None
+    ) -> None:
         """Take over a plan's site, its scripts and queues by :func:`shape_key`; others stay, for ``retry``."""
         (self.path / "scripts").mkdir(parents=True, exist_ok=True)
         write_json(self.path / "site.json", asdict(site))
@@ -141,11 +143,11 @@ class SiteFolder:
         """Where the script of a shape is."""
         return self._script(shape.get("script") or shape_key(shape))
 
-    def queues(self, shape: Mapping[str, Any]) -> list[Pair]:
+    def queues(self, shape: Mapping[str, Any]) -> list[QueuePair]:
         """The queues that take runs of a shape, best first; none where no plan told them."""
         try:
             told = read_json(self.script_file(shape).with_suffix(".queues.json"))
-            return [Pair(**pair) for pair in told]
+            return [QueuePair(**pair) for pair in told]
         except (OSError, ValueError, TypeError):
             return []
 
@@ -200,9 +202,9 @@ class ArrayRecord:
         return JOB_NAME_PREFIX + self.token
 
     @classmethod
-    def new(cls, target: str, deliveries: Sequence[Delivery]) -> Self:
+    def new(cls, target: str, requests: Sequence[Request]) -> Self:
         own = {"token", "attempt"}
-        about = {k: v for k, v in deliveries[0].about.items() if k not in own}
+        about = {k: v for k, v in requests[0].about.items() if k not in own}
         tasks = tuple(
             Task(
                 d.spec.run_id,
@@ -210,7 +212,7 @@ class ArrayRecord:
                 d.token,
                 {k: v for k, v in d.about.items() if k not in own and about.get(k) != v},
             )
-            for d in deliveries
+            for d in requests
         )
         return cls(token=uuid.uuid4().hex[:16], target=target, tasks=tasks, asked_at=time.time(), about=about)
 

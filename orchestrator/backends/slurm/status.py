@@ -10,11 +10,11 @@ from enum import StrEnum
 from signal import SIGKILL, SIGTERM, SIGUSR2
 
 from orchestrator.backends import submit_lock
-from orchestrator.backends.base import Verdict
+from orchestrator.backends.base import Status
 from orchestrator.backends.exit_status import Exit, Failure, conclude
 from workloads.contract import State
 
-TOLD_TO_END = os.EX_TEMPFAIL
+INTERRUPTED_EXIT = os.EX_TEMPFAIL
 """Exit code of a rank that obeyed a signal (``workloads.job.entry.ExitCode.INTERRUPTED``)."""
 
 LIMIT_SLACK_S = 155
@@ -151,7 +151,7 @@ _KINDS_OF_REASON = (
 )
 
 
-def reason_in_words(reason: str) -> str:
+def describe_reason(reason: str) -> str:
     """A reason for waiting, as a sentence that says what to do; the word itself where it is not known."""
     word = reason.strip("()")
     for known in (word, word.split(",")[0].strip()):
@@ -164,7 +164,7 @@ def reason_in_words(reason: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Witnesses:
+class SlurmObservation:
     """All that speaks for the state of one attempt on a cluster."""
 
     recorded: State
@@ -176,12 +176,12 @@ class Witnesses:
     """Why it waits, or what else the scheduler says of it."""
     exit: Exit | None = None
     """A verdict reached earlier."""
-    result: Verdict | None = None
+    result: Status | None = None
     """The job's own words."""
     failure: Failure | None = None
     """The first error that a rank recorded."""
     hung: Sequence[int] = ()
-    told_by: str = ""
+    interrupted_by: str = ""
     """The signal that ended the run, by its own word."""
     started: bool = False
     """Whether there is any file of a start."""
@@ -215,12 +215,12 @@ class Witnesses:
     node: str = ""
 
 
-def verdict(w: Witnesses) -> Verdict:
+def verdict(w: SlurmObservation) -> Status:
     """Weigh the witnesses. The order is the argument: what is final goes first, absence of news goes last."""
     if w.result is not None and w.result.state is State.SUCCEEDED:
         return w.result
     if w.exit is not None:
-        return Verdict(w.exit.state, w.exit.reason, w.exit.message)
+        return Status(w.exit.state, w.exit.reason, w.exit.message)
     if not w.sent:
         return _unsent(w)
     if w.phase is Phase.UNKNOWN:
@@ -234,118 +234,116 @@ def verdict(w: Witnesses) -> Verdict:
     return _absent(w)
 
 
-def _unsent(w: Witnesses) -> Verdict:
+def _unsent(w: SlurmObservation) -> Status:
     if w.submit_alive:
-        return Verdict(State.SUBMITTING, "sending", submit_lock.where(w.submit_host))
-    return Verdict(State.SUBMITTING, "interrupted", "submit did not finish; orchestrate submit goes on with it")
+        return Status(State.SUBMITTING, "sending", submit_lock.describe_holder(w.submit_host))
+    return Status(State.SUBMITTING, "interrupted", "submit did not finish; orchestrate submit goes on with it")
 
 
-def _unasked(w: Witnesses) -> Verdict:
+def _unasked(w: SlurmObservation) -> Status:
     """Nothing new from the scheduler: what is known stays, but for what the run itself tells."""
     if w.result is not None:
         return w.result
     if w.started and w.recorded in {State.SUBMITTING, State.PENDING}:
-        return Verdict(State.RUNNING, "cancelling" if w.cancelling else "")
+        return Status(State.RUNNING, "cancelling" if w.cancelling else "")
     if w.recorded is State.SUBMITTING:
-        return Verdict(State.PENDING, "queued", "sent; Slurm was not asked since")
+        return Status(State.PENDING, "queued", "sent; Slurm was not asked since")
     if w.cancelling:
-        return Verdict(w.recorded, "cancelling")
-    return Verdict(w.recorded, "queued" if w.recorded is State.PENDING else "")
+        return Status(w.recorded, "cancelling")
+    return Status(w.recorded, "queued" if w.recorded is State.PENDING else "")
 
 
-def _waiting(w: Witnesses) -> Verdict:
+def _waiting(w: SlurmObservation) -> Status:
     if w.started_since:
-        return Verdict(State.RUNNING, "cancelling" if w.cancelling else "")
+        return Status(State.RUNNING, "cancelling" if w.cancelling else "")
     if w.cancelling:
-        return Verdict(State.PENDING, "cancelling")
-    words = reason_in_words(w.reason)
-    return Verdict(State.PENDING, "requeued" if w.started else w.reason or "queued", words)
+        return Status(State.PENDING, "cancelling")
+    words = describe_reason(w.reason)
+    return Status(State.PENDING, "requeued" if w.started else w.reason or "queued", words)
 
 
-def _active(w: Witnesses) -> Verdict:
+def _active(w: SlurmObservation) -> Status:
     if w.cancelling:
-        return Verdict(State.RUNNING, "cancelling")
+        return Status(State.RUNNING, "cancelling")
     if not w.started and base_state(w.state) in {"CONFIGURING", "POWER_UP_NODE"}:
-        return Verdict(State.PENDING, "starting", "its nodes are being prepared")
+        return Status(State.PENDING, "starting", "its nodes are being prepared")
     if base_state(w.state) in {"SUSPENDED", "STOPPED"}:
-        return Verdict(State.RUNNING, "suspended", "the scheduler has suspended it")
+        return Status(State.RUNNING, "suspended", "the scheduler has suspended it")
     if w.silent_s is not None and w.silent_s > SILENCE_S:
         where = f" on {w.node}" if w.node else ""
-        return Verdict(State.RUNNING, "silent", f"no sign of life{where} for {w.silent_s:.0f} s, yet Slurm runs it")
+        return Status(State.RUNNING, "silent", f"no sign of life{where} for {w.silent_s:.0f} s, yet Slurm runs it")
     if w.silent_s is None and w.elapsed_s is not None and w.elapsed_s > SILENCE_S:
         what = f"Slurm has run it for {w.elapsed_s:.0f} s, and no rank has started; orchestrate logs shows why"
-        return Verdict(State.RUNNING, "not_started", what)
-    return Verdict(State.RUNNING)
+        return Status(State.RUNNING, "not_started", what)
+    return Status(State.RUNNING)
 
 
-def _ended(w: Witnesses) -> Verdict:
+def _ended(w: SlurmObservation) -> Status:
     word = base_state(w.state)
     where = f" on {w.node}" if w.node else ""
     if word in {"NODE_FAIL", "BOOT_FAIL", "RECONFIG_FAIL", "LAUNCH_FAILED", "PREEMPTED"}:
         if w.requeue and w.over_s < REQUEUE_GRACE_S:
-            return Verdict(State.PENDING, "requeued", f"{word}; Slurm is about to start it again")
+            return Status(State.PENDING, "requeued", f"{word}; Slurm is about to start it again")
         if word == "PREEMPTED":
-            return Verdict(
-                State.PREEMPTED, "preempted", "something more urgent took its node; retry goes on from there"
-            )
-        return Verdict(State.NODE_FAIL, word.lower(), f"its node failed{where}; orchestrate retry sends it again")
+            return Status(State.PREEMPTED, "preempted", "something more urgent took its node; retry goes on from there")
+        return Status(State.NODE_FAIL, word.lower(), f"its node failed{where}; orchestrate retry sends it again")
     if word == "OUT_OF_MEMORY" or w.out_of_memory:
         return _out_of_memory(w)
     if word in {"TIMEOUT", "DEADLINE"}:
         return _over_time(w, "time_limit" if word == "TIMEOUT" else "deadline")
     if word == "CANCELLED":
         if w.cancelling:
-            return Verdict(State.CANCELLED, "cancelled", "stopped by orchestrate cancel")
+            return Status(State.CANCELLED, "cancelled", "stopped by orchestrate cancel")
         by = cancelled_by(w.state)
-        return Verdict(
+        return Status(
             State.CANCELLED, "scancel", f"cancelled by user {by}" if by else "cancelled by scancel or the site"
         )
     if word == "FAILED" and _ended_at_the_limit(w):
         return _over_time(w, "time_limit")
     failed_by_itself = w.failure is not None or w.hung or any(w.rank_codes)
-    if not failed_by_itself and (w.exit_code == TOLD_TO_END or w.told_by):
+    if not failed_by_itself and (w.exit_code == INTERRUPTED_EXIT or w.interrupted_by):
         return _told_to_end(w)
     if word == "FAILED" and w.exit_code in SCRIPT_FAILURES:
         reason, what = SCRIPT_FAILURES[w.exit_code]
-        return Verdict(State.FAILED, reason, f"{what}{where}: {w.last_words}" if w.last_words else f"{what}{where}")
+        return Status(State.FAILED, reason, f"{what}{where}: {w.last_words}" if w.last_words else f"{what}{where}")
     if word == "COMPLETED" and w.failure is None and not w.hung and w.over_s < FINISH_GRACE_S:
-        return Verdict(State.RUNNING, "finishing", "the job has ended; its result is not to be seen from here yet")
+        return Status(State.RUNNING, "finishing", "the job has ended; its result is not to be seen from here yet")
     if w.result is not None:
         return w.result
     code = 0 if word == "COMPLETED" else w.exit_code
     if code is None and w.failure is None and not w.hung:
-        return Verdict(State.FAILED, "program_error", w.last_words or "Slurm says FAILED, and the run said nothing")
+        return Status(State.FAILED, "program_error", w.last_words or "Slurm says FAILED, and the run said nothing")
     if code and w.failure is None and not w.hung and not any(w.rank_codes):
         said = f": {w.last_words}" if w.last_words else ""
-        return Verdict(State.FAILED, "program_error", f"the job ended with exit code {code}{where}{said}")
+        return Status(State.FAILED, "program_error", f"the job ended with exit code {code}{where}{said}")
     found = conclude(
         exit_codes=w.rank_codes if any(w.rank_codes) else [code],
         failure=w.failure,
         hung=w.hung,
         last_words=w.last_words,
     )
-    return Verdict(found.state, found.reason, found.message)
+    return Status(found.state, found.reason, found.message)
 
 
 _TASKS = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
 _SIGNALLED = {"Aborted": 6, "Killed": 9, "Segmentation fault": 11, "Terminated": 15, "Bus error": 7}
 
 
-def rank_codes_in(script_log: str, ranks: int) -> list[int | None]:
+def parse_rank_codes(script_log: str, ranks: int) -> list[int | None]:
     """How the ranks ended that ended first, as ``srun`` told it; None for all others, which were ended for them."""
     codes: list[int | None] = [None] * ranks
     for tasks, text, words in _TASKS.findall(script_log):
         code = int(text) if text else -_SIGNALLED.get(words.split(" (")[0].strip(), 9)
-        if code == TOLD_TO_END:
+        if code == INTERRUPTED_EXIT:
             continue
-        for rank in indices_in(tasks):
+        for rank in parse_indices(tasks):
             if rank < ranks:
                 codes[rank] = code
         break
     return codes
 
 
-def indices_in(text: str) -> list[int]:
+def parse_indices(text: str) -> list[int]:
     """The numbers in ``3``, ``1-119:2%120`` and ``0,2,7-9``; none in what is no such list."""
     found: list[int] = []
     for part in text.partition("%")[0].split(","):
@@ -356,23 +354,23 @@ def indices_in(text: str) -> list[int]:
     return found
 
 
-def _out_of_memory(w: Witnesses) -> Verdict:
+def _out_of_memory(w: SlurmObservation) -> Status:
     asked = f" of {w.memory}" if w.memory else ""
-    return Verdict(
+    return Status(
         State.OUT_OF_MEMORY, "host_memory", f"the job's memory{asked} was full; raise mem, then orchestrate submit"
     )
 
 
-def _told_to_end(w: Witnesses) -> Verdict:
+def _told_to_end(w: SlurmObservation) -> Status:
     """The run obeyed a signal: the announcement of the limit, or of an eviction."""
     by_clock = w.elapsed_s is not None and w.limit_s is not None and w.elapsed_s >= w.limit_s - LIMIT_SLACK_S
-    if by_clock or (w.elapsed_s is None and w.told_by == "SIGUSR2"):
+    if by_clock or (w.elapsed_s is None and w.interrupted_by == "SIGUSR2"):
         return _over_time(w, "time_limit")
-    signal = w.told_by or "a signal"
-    return Verdict(State.PREEMPTED, "signal", f"told to end by {signal} before its time; retry goes on from there")
+    signal = w.interrupted_by or "a signal"
+    return Status(State.PREEMPTED, "signal", f"told to end by {signal} before its time; retry goes on from there")
 
 
-def _ended_at_the_limit(w: Witnesses) -> bool:
+def _ended_at_the_limit(w: SlurmObservation) -> bool:
     """Whether it died of a signal when its time was over: some releases and sites call that FAILED."""
     if w.elapsed_s is None or w.limit_s is None or w.elapsed_s < w.limit_s or w.failure is not None or w.hung:
         return False
@@ -380,30 +378,30 @@ def _ended_at_the_limit(w: Witnesses) -> bool:
     return bool(codes) and codes <= _ENDING_SIGNALS
 
 
-def _over_time(w: Witnesses, reason: str) -> Verdict:
+def _over_time(w: SlurmObservation, reason: str) -> Status:
     limit = f" of {w.limit_s} s" if w.limit_s else ""
-    return Verdict(State.TIMEOUT, reason, f"its time limit{limit} was over; orchestrate retry goes on from there")
+    return Status(State.TIMEOUT, reason, f"its time limit{limit} was over; orchestrate retry goes on from there")
 
 
-def _absent(w: Witnesses) -> Verdict:
+def _absent(w: SlurmObservation) -> Status:
     if w.cancelling and not w.started:
-        return Verdict(State.CANCELLED, "cancelled", "stopped by orchestrate cancel before it started")
+        return Status(State.CANCELLED, "cancelled", "stopped by orchestrate cancel before it started")
     if w.array_known and not w.started and w.over_s >= TASK_GRACE_S:
-        return Verdict(State.CANCELLED, "scancel", "taken out of the queue before it started, not by orchestrate")
+        return Status(State.CANCELLED, "scancel", "taken out of the queue before it started, not by orchestrate")
     if w.over_s < ABSENCE_GRACE_S:
-        return Verdict(w.recorded if w.recorded is not State.SUBMITTING else State.PENDING, "unlisted")
+        return Status(w.recorded if w.recorded is not State.SUBMITTING else State.PENDING, "unlisted")
     if w.out_of_memory:
         return _out_of_memory(w)
     if w.failure is not None or w.hung or any(w.rank_codes):
         codes = w.rank_codes if any(w.rank_codes) else [1]
         found = conclude(exit_codes=codes, failure=w.failure, hung=w.hung, last_words=w.last_words)
-        return Verdict(found.state, found.reason, found.message)
-    if w.told_by:
+        return Status(found.state, found.reason, found.message)
+    if w.interrupted_by:
         return _told_to_end(w)
     if w.cancelling:
-        return Verdict(State.CANCELLED, "cancelled", "stopped by orchestrate cancel")
+        return Status(State.CANCELLED, "cancelled", "stopped by orchestrate cancel")
     if not w.started:
-        return Verdict(State.LOST, "unknown_to_slurm", "Slurm does not know the job, and it never started")
+        return Status(State.LOST, "unknown_to_slurm", "Slurm does not know the job, and it never started")
     if w.silent_s is None or w.silent_s < SILENCE_S:
-        return Verdict(State.RUNNING, "unlisted", "Slurm does not list the job, yet it shows signs of life")
-    return Verdict(State.LOST, "no_sign_of_life", f"not listed by Slurm, no sign of life for {w.silent_s:.0f} s")
+        return Status(State.RUNNING, "unlisted", "Slurm does not list the job, yet it shows signs of life")
+    return Status(State.LOST, "no_sign_of_life", f"not listed by Slurm, no sign of life for {w.silent_s:.0f} s")

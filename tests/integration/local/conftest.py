@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.backends.base import Delivery
+from orchestrator.backends.base import Request
 from orchestrator.backends.exit_status import Exit
 from orchestrator.backends.leases import DOMAIN_VARIABLE
 from orchestrator.backends.local.executor import LocalExecutor
 from orchestrator.submission import submitter
 from orchestrator.workspace import Workspace
-from workloads.contract import Execution, Expectation, RunSpec, TrainConfig
+from workloads.contract import Execution, Expectation, Hardware, RunSpec, TrainConfig
 from workloads.files.json_file import write_json
 from workloads.files.run_dir import RunDir
 
@@ -122,7 +122,7 @@ class Lab:
     ) -> RunSpec:
         """A run whose label tells the job what to do."""
         self._count += 1
-        hardware = f"gpu:{gpus}" if gpus else f"cpu:{ranks}"
+        hardware = Hardware("gpu", gpus) if gpus else Hardware("cpu", ranks)
         # The name makes ids differ between workspaces.
         train = TrainConfig(
             model=f"m{self._count}-{self.root.name}",
@@ -142,20 +142,20 @@ class Lab:
             data_root="",
         )
 
-    def delivery(self, spec: RunSpec, attempt: int = 1) -> Delivery:
+    def request(self, spec: RunSpec, attempt: int = 1) -> Request:
         """A run directory made ready, as the submitter does."""
         run = RunDir.of(self.runs, spec.run_id)
         run.write_spec(spec)
         directory = run.attempt(attempt).create()
         token = f"{spec.run_id[:12]}{attempt:04d}"
         write_json(directory.submission, {"token": token, "target": "local", "attempt": attempt, "job_id": None})
-        return Delivery(token, self.runs, spec, attempt)
+        return Request(token, self.runs, spec, attempt)
 
-    def send(self, *specs: RunSpec) -> list[Delivery]:
-        deliveries = [self.delivery(spec) for spec in specs]
-        self.executor.send(deliveries)
-        self.executor.wake()
-        return deliveries
+    def send(self, *specs: RunSpec) -> list[Request]:
+        requests = [self.request(spec) for spec in specs]
+        self.executor.submit(requests)
+        self.executor.ensure_running()
+        return requests
 
     def command(self, *arguments: str, patch: str = "", **options: Any) -> subprocess.Popen[str]:
         """``orchestrate ARGUMENTS`` in this workspace, started and not waited for."""
@@ -183,11 +183,11 @@ class Lab:
         # What the defaults are in that folder, whatever its name.
         return Workspace(runs=self.runs, database=str(self.root / "results.db"), data_root=None)
 
-    def submit(self, *specs: RunSpec) -> list[Delivery]:
+    def submit(self, *specs: RunSpec) -> list[Request]:
         """Send runs through the store, as the verbs do."""
         done = submitter.send(self.workspace(), [(spec, {}) for spec in specs], "local")
         by_id = {spec.run_id: spec for spec in specs}
-        return [Delivery(s.token, self.runs, by_id[s.run_id], s.attempt) for s in done.sent]
+        return [Request(s.token, self.runs, by_id[s.run_id], s.attempt) for s in done.sent]
 
     def starts(self) -> Counter[str]:
         """How often each run was started (by its rank 0)."""
@@ -204,14 +204,14 @@ class Lab:
                     return pid
         raise AssertionError("no queue process")
 
-    def wait_exit(self, *deliveries: Delivery, within_s: float = 30.0) -> list[Exit]:
+    def wait_exit(self, *requests: Request, within_s: float = 30.0) -> list[Exit]:
         """Verdicts of attempts, waited for."""
 
         def all_ended() -> bool:
-            return all(Exit.read(d.attempt) is not None for d in deliveries)
+            return all(Exit.read(d.attempt) is not None for d in requests)
 
         wait_until(all_ended, within_s, "attempts end")
-        return [exit_ for d in deliveries if (exit_ := Exit.read(d.attempt)) is not None]
+        return [exit_ for d in requests if (exit_ := Exit.read(d.attempt)) is not None]
 
 
 def wait_until(condition: Callable[[], Any], within_s: float = 20.0, what: str = "") -> Any:
@@ -236,9 +236,9 @@ def lab_processes(domain: str) -> list[int]:
     return found
 
 
-def seen(delivery: Delivery, rank: int = 0) -> dict[str, Any]:
+def seen(request: Request, rank: int = 0) -> dict[str, Any]:
     """What a rank saw of its world, waited for."""
-    path = delivery.attempt.path / f"seen.{rank}.json"
+    path = request.attempt.path / f"seen.{rank}.json"
     wait_until(path.exists, what=f"rank {rank} starts")
     data: dict[str, Any] = json.loads(path.read_text())
     return data

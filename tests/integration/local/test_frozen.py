@@ -22,7 +22,9 @@ strategy = ["acme", "solid"]
 hardware = "cpu:1"
 """
 
-ASLEEP = "from orchestrator.backends.local.executor import LocalExecutor; LocalExecutor.wake = lambda self: None"
+ASLEEP = (
+    "from orchestrator.backends.local.executor import LocalExecutor; LocalExecutor.ensure_running = lambda self: None"
+)
 """No queue process is started, so what is submitted waits."""
 
 

@@ -8,7 +8,7 @@ import time
 from unittest import mock
 
 from orchestrator.backends import leases
-from orchestrator.backends.base import Delivery
+from orchestrator.backends.base import Request
 from orchestrator.backends.exit_status import Exit
 from orchestrator.backends.local import queue as queue_module
 from orchestrator.backends.local.machine import local_machine
@@ -19,13 +19,13 @@ from workloads.contract import State
 from .conftest import UUIDS, Lab, alive, lab_processes, seen, wait_until
 
 
-def devices_of_living_ranks(deliveries: list[Delivery]) -> list[str]:
+def devices_of_living_ranks(requests: list[Request]) -> list[str]:
     """GPU UUIDs in the environments of the ranks that live right now."""
     held: list[str] = []
-    for delivery in deliveries:
-        path = delivery.attempt.path / "seen.0.json"
-        if path.exists() and alive(seen(delivery)["pid"]):
-            held += seen(delivery)["gpus"].split(",")
+    for request in requests:
+        path = request.attempt.path / "seen.0.json"
+        if path.exists() and alive(seen(request)["pid"]):
+            held += seen(request)["gpus"].split(",")
     return held
 
 
@@ -49,7 +49,7 @@ def test_two_workspaces_never_share_a_gpu(lab: Lab, other: Lab) -> None:
         assert set(held) <= set(UUIDS)
         most = max(most, len(held))
         if not revived and time.monotonic() - killed_at > 1.0:
-            lab.executor.wake()
+            lab.executor.ensure_running()
             revived = True
         assert time.monotonic() - killed_at < 40
         time.sleep(0.02)
@@ -64,12 +64,12 @@ def test_kill_9_of_the_queue_leaves_runs_and_leases(lab: Lab) -> None:
     rank = seen(running)
     os.kill(lab.queue_pid(), signal.SIGKILL)
     wait_until(lambda: not lab.executor.queue_alive)
-    assert all(leases.held(leases.gpu(uuid)) for uuid in UUIDS)
+    assert all(leases.is_held(leases.gpu_name(uuid)) for uuid in UUIDS)
     assert alive(rank["pid"])
     states = [(d.attempt, d.token, State.PENDING) for d in (running, waiting)]
-    assert [v.state for v in lab.executor.look(states)] == [State.RUNNING, State.PENDING]
-    assert lab.executor.look(states)[1].reason == "no_queue"
-    lab.executor.wake()
+    assert [v.state for v in lab.executor.status(states)] == [State.RUNNING, State.PENDING]
+    assert lab.executor.status(states)[1].reason == "no_queue"
+    lab.executor.ensure_running()
     first, second = lab.wait_exit(running, waiting)
     assert first.state is second.state is State.SUCCEEDED
     assert seen(running)["pid"] == rank["pid"], "started once"
@@ -83,7 +83,7 @@ def test_kill_9_of_queue_and_supervisor_is_a_lost_run(lab: Lab) -> None:
     os.kill(lab.queue_pid(), signal.SIGKILL)
     os.kill(seen(run)["session"], signal.SIGKILL)
     wait_until(lambda: not lab_processes(lab.domain))
-    (found,) = lab.executor.look([(run.attempt, run.token, State.RUNNING)])
+    (found,) = lab.executor.status([(run.attempt, run.token, State.RUNNING)])
     assert (found.state, found.reason) == (State.LOST, "supervisor_lost")
     ended = Exit.read(run.attempt)
     assert ended is not None
@@ -93,12 +93,12 @@ def test_kill_9_of_queue_and_supervisor_is_a_lost_run(lab: Lab) -> None:
 
 def test_an_entry_that_was_claimed_but_never_started_is_started(lab: Lab) -> None:
     """The queue was killed between its claim and the supervisor's start; the next one waits a little, then goes on."""
-    delivery = lab.delivery(lab.spec())
-    lab.executor.send([delivery])
-    assert QueueFolder(lab.runs).claim(delivery.token)
+    request = lab.request(lab.spec())
+    lab.executor.submit([request])
+    assert QueueFolder(lab.runs).claim(request.token)
     with mock.patch.object(queue_module, "CLAIM_AGE_S", 0.0):
         Queue(QueueFolder(lab.runs), local_machine(), frozenset()).serve()
-    assert lab.wait_exit(delivery)[0].state is State.SUCCEEDED
+    assert lab.wait_exit(request)[0].state is State.SUCCEEDED
 
 
 def test_delivered_twice_runs_once(lab: Lab) -> None:
@@ -106,8 +106,8 @@ def test_delivered_twice_runs_once(lab: Lab) -> None:
     (run,) = lab.send(lab.spec())
     lab.wait_exit(run)
     first = seen(run)
-    lab.executor.send([run])
-    lab.executor.wake()
+    lab.executor.submit([run])
+    lab.executor.ensure_running()
     wait_until(lambda: not lab_processes(lab.domain))
     assert seen(run) == first
     assert "was started before: dropped" in (lab.runs / "queue/log.txt").read_text()

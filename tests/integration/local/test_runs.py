@@ -199,27 +199,27 @@ def test_kill_9_of_the_supervisor_frees_its_devices(lab: Lab) -> None:
     assert "its supervisor was killed" in ended.message
     assert not alive(rank["pid"])
     assert not alive(json.loads((run.attempt.path / "child.json").read_text()))
-    wait_until(lambda: not leases.held(leases.gpu(UUIDS[3])))
+    wait_until(lambda: not leases.is_held(leases.gpu_name(UUIDS[3])))
     (after,) = lab.send(lab.spec(gpus=4))
     assert lab.wait_exit(after)[0].state is State.SUCCEEDED
 
 
 def test_an_interpreter_that_is_gone_fails_the_run(lab: Lab) -> None:
-    delivery = lab.delivery(lab.spec())
+    request = lab.request(lab.spec())
     with mock.patch.object(sys, "executable", "/nowhere/python"):
-        lab.executor.send([delivery])
-    lab.executor.wake()
-    (ended,) = lab.wait_exit(delivery)
+        lab.executor.submit([request])
+    lab.executor.ensure_running()
+    (ended,) = lab.wait_exit(request)
     assert (ended.state, ended.reason) == (State.FAILED, "start_failed")
     assert "/nowhere/python" in ended.message
 
 
 def test_a_damaged_spec_fails_the_run(lab: Lab) -> None:
-    delivery = lab.delivery(lab.spec())
-    RunDir.of(lab.runs, delivery.spec.run_id).spec.write_text("{")
-    lab.executor.send([delivery])
-    lab.executor.wake()
-    (ended,) = lab.wait_exit(delivery)
+    request = lab.request(lab.spec())
+    RunDir.of(lab.runs, request.spec.run_id).spec.write_text("{")
+    lab.executor.submit([request])
+    lab.executor.ensure_running()
+    (ended,) = lab.wait_exit(request)
     assert (ended.state, ended.reason) == (State.FAILED, "start_failed")
     assert "not whole JSON" in ended.message
 

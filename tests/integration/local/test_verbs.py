@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from db.engine import open_store
-from db.submissions import record_intents, withdraw
-from orchestrator.backends.base import Delivery
+from db.connect import open_store
+from db.submissions import record_intents, withdraw_intents
+from orchestrator.backends.base import Request
 from orchestrator.backends.exit_status import Exit
 from orchestrator.backends.local.records import QueueFolder
 from workloads.contract import State
@@ -279,7 +279,7 @@ def test_a_lost_run_is_sent_again_once_by_itself(lab: Lab) -> None:
     seen(run)
     power_cut(lab)
     (row,) = status(lab)
-    assert (row["attempt"], row["recovery"], row["recoveries"]) == (2, "send_again", 1)
+    assert (row["attempt"], row["recovery"], row["recoveries"]) == (2, "resubmit", 1)
     assert row["recovery_message"] == "sent again after attempt 1 (1 of 1 for lost)"
     wait_until((RunDir.of(lab.runs, run.spec.run_id).attempt(2).path / "seen.0.json").exists, what="attempt 2 runs")
     power_cut(lab)
@@ -346,7 +346,7 @@ def test_cancel_stops_what_waits_and_what_runs(lab: Lab) -> None:
 IMPATIENT = "LocalExecutor.cancel_wait_s = 1.0"
 
 
-def supervisor(run: Delivery) -> int:
+def supervisor(run: Request) -> int:
     return int(json.loads(run.attempt.submission.read_text())["job_id"])
 
 
@@ -383,12 +383,12 @@ def test_status_says_when_the_disk_has_no_room_for_how_a_run_ended(lab: Lab) -> 
     rank = seen(run)
     run.attempt.exit.mkdir()  # nothing can be written there
     os.kill(rank["pid"], signal.SIGKILL)
-    wait_until(lambda: QueueFolder(lab.runs).is_untold(run.token), what="the supervisor notes it")
+    wait_until(lambda: QueueFolder(lab.runs).is_unreported(run.token), what="the supervisor notes it")
     (row,) = status(lab)
     assert (row["state"], row["reason"]) == ("running", "disk_full") and not alive(rank["pid"])
     run.attempt.exit.rmdir()
     assert lab.wait_exit(run)[0].state is State.FAILED
-    wait_until(lambda: not QueueFolder(lab.runs).is_untold(run.token))
+    wait_until(lambda: not QueueFolder(lab.runs).is_unreported(run.token))
     assert status(lab, "--no-recover")[0]["state"] == "failed"
 
 
@@ -402,7 +402,7 @@ def test_cancel_says_where_a_run_goes_on_that_is_out_of_its_reach(lab: Lab) -> N
     started["host"]["name"] = "n7"
     run.attempt.supervisor.write_text(json.dumps(started))
     unseen = IMPATIENT + "\nfrom orchestrator.backends import leases, processes\n"
-    unseen += "processes.supervisor_of = lambda token: None; leases.held = lambda name: False\n"
+    unseen += "processes.find_supervisor = lambda token: None; leases.is_held = lambda name: False\n"
     unseen += "processes.kill_attempt = lambda *a, **k: True\n"
     code, stdout, stderr = lab.run("cancel", "--all", patch=unseen)
     assert (code, stdout) == (1, "0 runs cancelled\n")
@@ -496,7 +496,7 @@ def test_logs_of_a_run_that_was_never_sent(lab: Lab, options: tuple[str, ...]) -
     workspace, spec = lab.workspace(), lab.spec(cpus_per_rank=0)
     with open_store(workspace.database) as store:
         (intent,) = record_intents(store, workspace.runs, [(spec, {})], "local")
-        withdraw(store, [intent.token])
+        withdraw_intents(store, [intent.token])
     code, stdout, stderr = lab.run("logs", spec.run_id, *options)
     assert (code, stdout) == (2, "")
     assert stderr == f"run {spec.run_id} has printed nothing: it was not sent yet\n  fix: orchestrate submit\n"
