@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.cluster import profiles, resources
+from orchestrator.cluster import cluster_file, resources
 from orchestrator.config import experiment, matrix
 from orchestrator.environment.interpreter import Packages
 from orchestrator.planning import plan_file, planner
@@ -60,28 +60,29 @@ class Ours:
     """One workspace whose store knows half of the runs."""
 
     workspace: Workspace
-    profile: profiles.ClusterProfile
+    profile: cluster_file.ClusterProfile
     packages: Packages
 
     @classmethod
     def prepare(cls, folder: Path, cells: int) -> Ours:
         from db import submissions
-        from db.engine import open_store
+        from db.connect import open_store
 
         text = STUDY.format(seeds=list(range(-(-cells // CELLS_PER_SEED))))
         (folder / "experiment.toml").write_text(text)
         workspace = Workspace.at(
             runs=folder / "runs", database=str(folder / "results.db"), experiment=folder / "experiment.toml"
         )
-        ours = cls(workspace, profiles.load("sol"), Packages("python", None, "not asked in a benchmark"))
+        ours = cls(workspace, cluster_file.load("sol"), Packages("python", None, "not asked in a benchmark"))
         plan = ours.plan()
         known = plan.runs[::2]
         with open_store(workspace.database) as store:
             intents = submissions.record_intents(
                 store, workspace.runs, [(plan.spec(run), {}) for run in known], plan.target
             )
-            submissions.mark_all(
-                store, [submissions.Mark(i.run_id, i.attempt, State.FAILED, reason="program_error") for i in intents]
+            submissions.update_statuses(
+                store,
+                [submissions.StatusUpdate(i.run_id, i.attempt, State.FAILED, reason="program_error") for i in intents],
             )
         return ours
 
@@ -93,11 +94,11 @@ class Ours:
     def plan(self) -> Plan:
         """The whole."""
         from db import queries
-        from db.engine import open_store
+        from db.connect import open_store
 
         spec = experiment.load(self.workspace.experiment)
         with open_store(self.workspace.database) as store:
-            records, durations = queries.run_states(store), queries.durations(store)
+            records, durations = queries.run_records(store), queries.durations(store)
         return planner.make(self.workspace, spec, self.profile, None, records, durations, self.packages)
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from submitit import SlurmExecutor
 
-from orchestrator.cluster import profiles
+from orchestrator.cluster import cluster_file
 from orchestrator.config import experiment
 from orchestrator.environment.interpreter import Packages
 from orchestrator.planning import planner
@@ -75,7 +75,7 @@ class Bench:
     def ours(self) -> float:
         """Seconds to submit a plan of new runs, in a workspace of its own."""
         from db import queries
-        from db.engine import open_store
+        from db.connect import open_store
 
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         (folder / "experiment.toml").write_text(STUDY.format(seeds=list(range(self.cells))))
@@ -85,8 +85,8 @@ class Bench:
         )
         spec = experiment.load(workspace.experiment)
         with open_store(workspace.database) as store:
-            records, durations = queries.run_states(store), queries.durations(store)
-        profile = profiles.load(folder / "cluster.toml")
+            records, durations = queries.run_records(store), queries.durations(store)
+        profile = cluster_file.load(folder / "cluster.toml")
         packages = Packages("python", None, "not asked in a benchmark")
         plan = planner.make(workspace, spec, profile, None, records, durations, packages)
         start = time.perf_counter()

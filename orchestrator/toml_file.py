@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from orchestrator.errors import Mistake
 from workloads.contract import INT64
 
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """Keys and list indices from the top of a document down to a value."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
@@ -93,7 +93,7 @@ def _deepest_line(text: str) -> int:
 
 
 def _insist_on_sane_values(document: dict[str, Any]) -> None:
-    waiting: list[tuple[Place, Any]] = [((), document)]
+    waiting: list[tuple[KeyPath, Any]] = [((), document)]
     while waiting:
         place, value = waiting.pop()
         if len(place) > MAX_DEPTH:
@@ -133,17 +133,17 @@ def locate(place: Sequence[str | int], document: Any) -> str:
     return text
 
 
-def refuse(what: str, hint: str = "") -> PydanticCustomError:
+def invalid(what: str, hint: str = "") -> PydanticCustomError:
     """An error for a validator to raise: one mistake at the value itself."""
-    return refuse_all([((), what, hint)])
+    return invalid_values([((), what, hint)])
 
 
-def refuse_all(mistakes: Sequence[tuple[Place, str, str]]) -> PydanticCustomError:
+def invalid_values(mistakes: Sequence[tuple[KeyPath, str, str]]) -> PydanticCustomError:
     """An error for a validator to raise: several mistakes, each (place below the value, what, hint)."""
     return PydanticCustomError("mistakes", "{count} mistakes", {"count": len(mistakes), "mistakes": list(mistakes)})
 
 
-def mistakes(error: ValidationError, document: Any, where: str, unknown: Callable[[Place], str]) -> list[Mistake]:
+def mistakes(error: ValidationError, document: Any, where: str, unknown: Callable[[KeyPath], str]) -> list[Mistake]:
     """Every error of a validation as a mistake of the file.
 
     Args:
@@ -159,9 +159,9 @@ def mistakes(error: ValidationError, document: Any, where: str, unknown: Callabl
     ]
 
 
-def explain(details: ErrorDetails, unknown: Callable[[Place], str]) -> list[tuple[Place, str, str]]:
+def explain(details: ErrorDetails, unknown: Callable[[KeyPath], str]) -> list[tuple[KeyPath, str, str]]:
     """One pydantic error in our words: (place, what, hint), more than one where a validator reported several."""
-    place: Place = details["loc"]
+    place: KeyPath = details["loc"]
     context = details.get("ctx", {})
     kind = details["type"]
     if kind == "mistakes":

@@ -73,8 +73,6 @@ class StrategyDeclaration:
     framework: str
     """``torch``, ``tensorflow`` or :data:`NO_FRAMEWORK`: which engine runs it."""
     topology: Callable[[Options], Topology]
-    refuses: Callable[[Hardware, Options], str]
-    """Why this strategy cannot run on that hardware; empty when it can."""
     splits_batch: bool
     """Whether each rank takes its own part of the global batch (data parallel) or all ranks see the whole batch."""
     packages: tuple[str, ...]
@@ -85,12 +83,14 @@ class StrategyDeclaration:
     create: Callable[[], Callable[..., Any]]
     """Imports the framework and returns the class, one of ``strategies.protocol`` or ``strategies.keras_protocol``;
     called in the job only."""
-    refuses_training: Callable[[Mapping[str, Any], Options], str] = lambda _train, _options: ""
+    unsupported_hardware: Callable[[Hardware, Options], str] = lambda _hardware, _options: ""
+    """Why this strategy cannot run on that hardware; empty when it can."""
+    unsupported_training: Callable[[Mapping[str, Any], Options], str] = lambda _train, _options: ""
     """Why it cannot train like that (keys of ``TrainConfig`` to values); empty when it can. It may read ``precision``,
     ``channels_last``, ``loader``, ``optimizer`` and ``epochs``."""
     needs_layers: bool = False
     """Whether the model must be one that can be cut into a list of layers."""
-    refuses_layers: Callable[[int, Hardware, Options], str] = lambda _layers, _hardware, _options: ""
+    unsupported_layers: Callable[[int, Hardware, Options], str] = lambda _layers, _hardware, _options: ""
     """Why it cannot cut a model of so many layers into its parts; empty when it can."""
     micro_batches: Callable[[Options], int] = lambda _options: 1
     """Into how many micro-batches a step cuts what a rank has of a batch, as ``torch.chunk`` cuts; batch norm sees
@@ -102,15 +102,19 @@ class StrategyDeclaration:
     """Whether those must be of equal size, so that samples are made up for an odd batch; batch norm would see them."""
     contract_options: tuple[Options, ...] = field(default=({},), hash=False)
     """Sets of options under which contract tests compare it with eager; together they reach all of its code."""
-    refuses_compile: Callable[[str, Options], str] = lambda _how, _options: "it cannot be compiled or recorded"
+    unsupported_compile: Callable[[str, Options], str] = lambda _how, _options: "it cannot be compiled or recorded"
     """(``default``, ``graphs`` or ``default_graphs``) -> why it cannot train with that value of ``compile``; empty when
     it can, and then its class is a :class:`workloads.strategies.protocol.Prepares` too."""
     equal_under: tuple[str, ...] = ("sgd", "adam", "adamw")
     """Optimisers under which it learns what eager learns, batch norm aside."""
-    refuses_batch_norm: Callable[[Options], str] = lambda _options: ""
+    unsupported_batch_norm: Callable[[Options], str] = lambda _options: ""
     """Why it cannot train a model that has batch norm, live or frozen; empty when it can."""
 
-    def unfit_for_batch_norm(
+    def options_with_defaults(self, given: Options) -> dict[str, OptionValue]:
+        """All options of the strategy: those given, and the defaults of the others."""
+        return {option.name: option.default for option in self.options} | dict(given)
+
+    def unsupported_batches(
         self, train: Mapping[str, Any], options: Options, hardware: Hardware, num_train: int | None
     ) -> str:
         """Why batches like these are not for live batch norm, in plan and job alike; empty when they are.
@@ -175,7 +179,7 @@ class ModelDeclaration:
     """Distributions that the torch form needs; that of Keras needs none but those of the strategy."""
     image_size: Callable[[str, int], int]
     """(model name, data set's or wished image size) -> pixels a side the model is fed; positions, of sequences. Raises
-    ValueError with the reason when the model cannot take that size. See :meth:`fed`."""
+    ValueError with the reason when the model cannot take that size. See :meth:`input_size`."""
     build: Callable[[TrainConfig, int, int, int], Any]
     """(config, input channels, classes, pixels a side or positions) -> the framework's module, on CPU, initialised from
     the global random state that the engine seeded; dropout already set from ``config.dropout``. Imports the framework.
@@ -201,7 +205,7 @@ class ModelDeclaration:
     num_parameters: Callable[[str], int] | None = None
     """(model name) -> about how many it has; for models so large that the planner should tell where they do not fit."""
 
-    def fed(self, name: str, wished: int | None, own: int) -> int:
+    def input_size(self, name: str, wished: int | None, own: int) -> int:
         """Pixels a side, or positions, that a model is fed.
 
         Args:
@@ -219,7 +223,7 @@ class ModelDeclaration:
             )
         return size
 
-    def ignored(self, train: Mapping[str, Any]) -> tuple[str, str]:
+    def ignored_key(self, train: Mapping[str, Any]) -> tuple[str, str]:
         """A key that would change nothing of this model, and why; ("", "") where all that are set mean something."""
         model, stem, dropout = train["model"], train["stem"], train["dropout"]
         if stem != "imagenet" and not self.uses_stem:
@@ -271,7 +275,7 @@ class DatasetDeclaration:
     members: Callable[[Path | None], list[str]] | None = None
     """Of a family: the full names of what lies below the data root now."""
 
-    def ignored(self, train: Mapping[str, Any]) -> str:
+    def ignored_key(self, train: Mapping[str, Any]) -> str:
         """Why a key that is set would change nothing of this data; empty where all that are set mean something."""
         if self.samples is Samples.IMAGES:
             return ""

@@ -54,11 +54,11 @@ def run_names(ctx: typer.Context, incomplete: str) -> list[str]:
         workspace = Workspace.at(database=str(ctx.params.get("database") or DEFAULT_DATABASE))
         if not workspace.has_database:
             return []
-        from db.engine import open_store
-        from db.queries import run_states
+        from db.connect import open_store
+        from db.queries import run_records
 
         with open_store(workspace.database, read_only=True) as store:
-            known = run_states(store).values()
+            known = run_records(store).values()
     except (OrchestrateError, OSError):
         return []
     names = [record.label for record in known] + [record.run_id for record in known if incomplete]
@@ -126,6 +126,6 @@ def columns(incomplete: str) -> list[str]:
 
 def profile_names(incomplete: str) -> list[str]:
     """Shipped profiles of clusters."""
-    from orchestrator.cluster import profiles
+    from orchestrator.cluster import cluster_file
 
-    return [name for name in profiles.shipped() if name.startswith(incomplete)]
+    return [name for name in cluster_file.shipped() if name.startswith(incomplete)]

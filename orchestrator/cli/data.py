@@ -110,11 +110,11 @@ def _root(data: Path | None) -> Path | None:
         return workspace.data_root
     import socket
 
-    from orchestrator.cluster import profiles
+    from orchestrator.cluster import cluster_file
 
     named = os.environ.get("ORCHESTRATE_CLUSTER")
     try:
-        profile = profiles.choose(
+        profile = cluster_file.choose(
             local=False, named=Path(named) if named else None, cwd=Path.cwd(), hostname=socket.gethostname()
         )
     except OrchestrateError:

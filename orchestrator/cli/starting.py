@@ -63,7 +63,7 @@ def init(
     if cluster:
         _init_cluster(profile, force=force, list_all=list_all)
         return
-    from orchestrator.cluster import profiles
+    from orchestrator.cluster import cluster_file
     from orchestrator.config import starter_studies
 
     if list_all:
@@ -73,17 +73,17 @@ def init(
     text = starter_studies.read(study)
     _write(experiment, text, "an experiment file", force=force, other="--experiment writes another file")
     # Beside a cluster file, "--local" would send a reader to train on a login node.
-    local = "" if Path(profiles.DEFAULT_FILE).exists() or os.environ.get("ORCHESTRATE_CLUSTER") else " --local"
+    local = "" if Path(cluster_file.DEFAULT_FILE).exists() or os.environ.get("ORCHESTRATE_CLUSTER") else " --local"
     read_anyway = experiment == Path(os.environ.get("ORCHESTRATE_EXPERIMENT") or DEFAULT_EXPERIMENT)
     other = "" if read_anyway else f" -e {shlex.quote(str(experiment))}"
     output.talk(f"wrote {experiment} (study {study}); next: orchestrate plan{other}{local}")
 
 
 def _init_cluster(profile: str | None, *, force: bool, list_all: bool) -> None:
-    from orchestrator.cluster import profiles
+    from orchestrator.cluster import cluster_file
 
     if list_all:
-        for name, text in profiles.shipped().items():
+        for name, text in cluster_file.shipped().items():
             first = text.partition("\n")[0].removeprefix("# ")
             typer.echo(f"{name}: {first}")
         return
@@ -96,7 +96,7 @@ def _init_cluster(profile: str | None, *, force: bool, list_all: bool) -> None:
             return answer.ok, answer.stdout if answer.ok else answer.text
         return False, f"exit code {answer.exit_code}: {answer.text or 'it says nothing'}"
 
-    path = Path(profiles.DEFAULT_FILE)
+    path = Path(cluster_file.DEFAULT_FILE)
     if path.exists() and not force:
         _refuse_to_overwrite(path, "a cluster file", "")
     made = discovery.compose(profile, run)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator.cluster import clusterfile, profiles, sites, trials
-from orchestrator.cluster.render import DEFAULT_PATH
+from orchestrator.cluster import cluster_file, cluster_file_writer, sample_scripts, site_facts
+from orchestrator.cluster.job_script import DEFAULT_PATH
 from orchestrator.errors import InputError, OperationError
 from orchestrator.plugins import nearest
 
@@ -53,7 +53,7 @@ def compose(profile: str | None, run: Run, *, hosts: tuple[str, ...] | None = No
     """
     hosts = hosts or (socket.gethostname(), socket.getfqdn())
     user = _user()
-    shipped = profiles.shipped()
+    shipped = cluster_file.shipped()
     if profile is not None:
         if profile not in shipped:
             hint = nearest(profile, shipped) or f"there are: {', '.join(shipped)}"
@@ -67,11 +67,11 @@ def compose(profile: str | None, run: Run, *, hosts: tuple[str, ...] | None = No
 
 
 def _from_slurm(run: Run, user: str, host: str) -> Composed:
-    answers, unanswered = sites.ask(run, user)
+    answers, unanswered = site_facts.query(run, user)
     if "sinfo" not in answers:
         why = unanswered["sinfo"]
         if "no sinfo on PATH" in why:
-            known = ", ".join(profiles.shipped())
+            known = ", ".join(cluster_file.shipped())
             raise InputError(
                 "there is no Slurm here to ask",
                 where=host,
@@ -80,29 +80,29 @@ def _from_slurm(run: Run, user: str, host: str) -> Composed:
             )
         raise OperationError(
             "Slurm does not say what the cluster has",
-            where=f"{host}: {shlex.join(sites.COMMANDS['sinfo'])}",
+            where=f"{host}: {shlex.join(site_facts.COMMANDS['sinfo'])}",
             why=why,
             hint="try again, or take a shipped profile with --profile NAME (init --cluster --list has them)",
         )
-    site = sites.read(answers, unanswered)
-    place = clusterfile.Place(
+    site = site_facts.parse(answers, unanswered)
+    place = cluster_file_writer.Login(
         user=user,
         host=host,
         date=datetime.now(UTC).date().isoformat(),
         slurm_bin=slurm_bin(shutil.which("srun")),
         scratch=scratch(user, os.environ),
     )
-    if not clusterfile.tables(site):
+    if not cluster_file_writer.tables(site):
         raise OperationError(
             "Slurm shows no nodes that this user could ask for",
             where=host,
             why=f"{len(site.groups)} groups of nodes, none in a partition that is up and open to {user}",
             hint="ask your site for an account, or take a shipped profile with --profile",
         )
-    text = clusterfile.text(site, place)
-    name = clusterfile.target(site)
-    made = profiles.parse_file(text, "the file that was made from Slurm's answers")[name]
-    notes = [f"{fault.what}{f' ({fault.hint})' if fault.hint else ''}" for fault in trials.profile_faults(made)]
+    text = cluster_file_writer.text(site, place)
+    name = cluster_file_writer.target(site)
+    made = cluster_file.parse_file(text, "the file that was made from Slurm's answers")[name]
+    notes = [f"{fault.what}{f' ({fault.hint})' if fault.hint else ''}" for fault in sample_scripts.profile_faults(made)]
     if not place.scratch:
         notes.append("scratch: no folder was found that is surely shared; name yours")
     if site.accounting and not site.accounts:
@@ -113,11 +113,11 @@ def _from_slurm(run: Run, user: str, host: str) -> Composed:
 def _from_shipped(name: str, content: str, run: Run, user: str, origin: str) -> Composed:
     """The profile, with the user's account where the site takes no job without one or the user has several."""
     table = tomllib.loads(content)["cluster"][name]
-    answers, unanswered = sites.ask(run, user, ("config", "user", "associations"))
-    site = sites.read(answers, unanswered)
+    answers, unanswered = site_facts.query(run, user, ("config", "user", "associations"))
+    site = site_facts.parse(answers, unanswered)
     suffixes = {table.get("account_suffix", ""), *(t.get("account_suffix", "") for t in table.get("gpu", {}).values())}
     mine = list(dict.fromkeys(_without(a.account, suffixes) for a in site.accounts))
-    chosen = _without(clusterfile.account(site), suffixes)
+    chosen = _without(cluster_file_writer.account(site), suffixes)
     if not table.get("needs_account") and len(mine) < 2:
         return Composed(content, name, origin)
     said = f"# Your accounts: {', '.join(mine)}." if mine else "# Required here, and Slurm did not tell yours."

@@ -18,7 +18,18 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from orchestrator.cluster.fields import (
+from orchestrator.cluster.sbatch_options import (
+    INDISPENSABLE,
+    Accounting,
+    CpusBy,
+    GpuRequest,
+    Launcher,
+    MemStyle,
+    QueueChoice,
+    Requeue,
+    Vendor,
+)
+from orchestrator.cluster.value_types import (
     VISIBLE_ENV,
     WHOLE_NODE,
     Arch,
@@ -42,19 +53,8 @@ from orchestrator.cluster.fields import (
     Variable,
     one_of,
 )
-from orchestrator.cluster.sbatch import (
-    INDISPENSABLE,
-    Accounting,
-    CpusBy,
-    Launcher,
-    MemStyle,
-    QueueChoice,
-    Request,
-    Requeue,
-    Vendor,
-)
 from orchestrator.plugins import nearest
-from orchestrator.toml_file import Place, refuse_all, show
+from orchestrator.toml_file import KeyPath, invalid_values, show
 
 _KIND = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*", re.ASCII)
 _INSTEAD = {"export": 'write export = ""'} | {k: f'write {k} = "none"' for k in ("request", "cpus_by", "mem_style")}
@@ -66,7 +66,7 @@ class _Table(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class Queue(_Table):
+class ClusterQueue(_Table):
     """One allowed pair of partition and QOS, with its caps; 0 is no cap."""
 
     partition: Names = ""
@@ -99,7 +99,7 @@ class Nodes(_Table):
     """For nodes whose processors or drivers need another environment."""
     prologue: Listed[Line] = ()
     """Lines of jobs on these nodes, before the cluster's."""
-    queue: Listed[Queue] = ()
+    queue: Listed[ClusterQueue] = ()
 
 
 class CpuNodes(Nodes):
@@ -111,16 +111,18 @@ class CpuNodes(Nodes):
     @model_validator(mode="after")
     def _possible(self) -> CpuNodes:
         if self.cpus_by is CpusBy.GPU:
-            raise refuse_all([(("cpus_by",), '"gpu" means nothing on nodes without GPUs', 'write "task" or "none"')])
+            raise invalid_values(
+                [(("cpus_by",), '"gpu" means nothing on nodes without GPUs', 'write "task" or "none"')]
+            )
         if self.mem_style is MemStyle.PER_GPU:
-            raise refuse_all([(("mem_style",), '"per_gpu" means nothing on nodes without GPUs', 'write "node"')])
+            raise invalid_values([(("mem_style",), '"per_gpu" means nothing on nodes without GPUs', 'write "node"')])
         return self
 
 
 class GpuNodes(Nodes):
     """Nodes with one type of GPU."""
 
-    request: Annotated[Request, one_of(Request)] = Request.GRES
+    request: Annotated[GpuRequest, one_of(GpuRequest)] = GpuRequest.GRES
     type: GresType = ""
     node_gpus: Positive
     ask_gpus: Count = 0
@@ -140,21 +142,21 @@ class GpuNodes(Nodes):
 
     def asked_gpus(self, used: int) -> int:
         """GPUs that a job holds on each node when it uses so many."""
-        return self.node_gpus if self.request is Request.NONE or self.exclusive else max(used, self.ask_gpus)
+        return self.node_gpus if self.request is GpuRequest.NONE or self.exclusive else max(used, self.ask_gpus)
 
     @model_validator(mode="after")
     def _possible(self) -> GpuNodes:
-        found: list[tuple[Place, str, str]] = []
+        found: list[tuple[KeyPath, str, str]] = []
         if self.ask_gpus > self.node_gpus:
             found.append((("ask_gpus",), f"{self.ask_gpus} is more than node_gpus = {self.node_gpus}", ""))
-        if self.ask_gpus and self.request is Request.GPUS_PER_TASK:
+        if self.ask_gpus and self.request is GpuRequest.GPUS_PER_TASK:
             found.append(
                 (("ask_gpus",), "a whole node cannot be asked for per task", 'write request = "gpus_per_node"')
             )
         if self.mem_per_gpu_bytes == WHOLE_NODE and self.mem_style is not MemStyle.NODE:
             found.append((("mem_per_gpu",), '"all" is the memory of a node', 'write mem_style = "node"'))
         if found:
-            raise refuse_all(found)
+            raise invalid_values(found)
         return self
 
 
@@ -247,7 +249,7 @@ class ClusterProfile(_Table):
 
     @model_validator(mode="after")
     def _consistent(self) -> ClusterProfile:
-        found: list[tuple[Place, str, str]] = []
+        found: list[tuple[KeyPath, str, str]] = []
         if not self.gpu and self.cpu is None:
             found.append(((), "no nodes: there is neither a gpu table nor a cpu table", "add [cluster.NAME.gpu.TYPE]"))
         if self.default_gpu and self.default_gpu not in self.gpu:
@@ -274,10 +276,10 @@ class ClusterProfile(_Table):
             if name in INDISPENSABLE
         ]
         if found:
-            raise refuse_all(found)
+            raise invalid_values(found)
         return self
 
-    def _asks(self) -> Iterator[tuple[Place, str]]:
+    def _asks(self) -> Iterator[tuple[KeyPath, str]]:
         """Each directive that the profile itself brings about, with the key that does."""
         if self.export:
             yield ("export",), "export"
@@ -285,7 +287,7 @@ class ClusterProfile(_Table):
             yield ("account",), "account"
         for name in self.extra:
             yield ("extra", name), name
-        tables: list[tuple[Place, Nodes]] = [(("gpu", kind), nodes) for kind, nodes in self.gpu.items()]
+        tables: list[tuple[KeyPath, Nodes]] = [(("gpu", kind), nodes) for kind, nodes in self.gpu.items()]
         if self.cpu is not None:
             tables.append((("cpu",), self.cpu))
         for place, nodes in tables:

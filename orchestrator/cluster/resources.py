@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from orchestrator.cluster.fields import WHOLE_NODE
-from orchestrator.cluster.profile import ClusterProfile, CpuNodes, GpuNodes, Queue
-from orchestrator.cluster.sbatch import CpusBy, Launcher, MemStyle
+from orchestrator.cluster.profile import ClusterProfile, ClusterQueue, CpuNodes, GpuNodes
+from orchestrator.cluster.sbatch_options import CpusBy, Launcher, MemStyle
+from orchestrator.cluster.value_types import WHOLE_NODE
 from orchestrator.units import format_memory, format_time_limit
 from workloads.contract import Execution, Expectation, Hardware, Topology, TrainConfig
 
@@ -145,8 +145,8 @@ def shape(
         profile: the cluster; None is this machine.
         machine: this machine; needed when ``profile`` is None.
     """
-    hardware = Hardware.parse(train.hardware)
-    options = {option.name: option.default for option in declaration.options} | train.strategy_options
+    hardware = train.hardware
+    options = declaration.options_with_defaults(train.strategy_options)
     try:
         ranks_per_node = _ranks_per_node(hardware, declaration.topology(options), train.strategy)
         cpus_per_rank = _cpus_per_rank(train.cpus, hardware.nodes * ranks_per_node)
@@ -278,7 +278,7 @@ def _memory(profile: ClusterProfile, nodes: CpuNodes | GpuNodes, wanted: int | N
     return wanted
 
 
-def queues(profile: ClusterProfile, shape: ResourceShape) -> tuple[Queue, ...]:
+def queues(profile: ClusterProfile, shape: ResourceShape) -> tuple[ClusterQueue, ...]:
     """Every queue that takes runs of a shape, best first; none where the site has no queues."""
     nodes = profile.nodes(shape.gpu or "cpu")
     assert nodes is not None, f"a shape of cluster {profile.name} has nodes there"
@@ -294,10 +294,10 @@ def _queue(
     gpus_per_node: int,
     cpus_per_node: int,
     time_limit_s: int,
-) -> Queue:
+) -> ClusterQueue:
     """The first queue that takes the job; a site without queues takes every job."""
     if not nodes.queue:
-        return Queue()
+        return ClusterQueue()
     refusals = []
     for queue in nodes.queue:
         why = _refuses(queue, profile, num_nodes, gpus_per_node, cpus_per_node, time_limit_s)
@@ -308,7 +308,12 @@ def _queue(
 
 
 def _refuses(
-    queue: Queue, profile: ClusterProfile, num_nodes: int, gpus_per_node: int, cpus_per_node: int, time_limit_s: int
+    queue: ClusterQueue,
+    profile: ClusterProfile,
+    num_nodes: int,
+    gpus_per_node: int,
+    cpus_per_node: int,
+    time_limit_s: int,
 ) -> str:
     """Why a queue does not take a job; empty where it does."""
     if queue.preemptable and not profile.allow_preemptable:

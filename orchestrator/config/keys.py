@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from orchestrator.plugins import Plugins, nearest
-from orchestrator.toml_file import explain, refuse, refuse_all, show
+from orchestrator.toml_file import explain, invalid, invalid_values, show
 from orchestrator.units import LARGEST, LONGEST_S, QuantityError, parse_memory, parse_time_limit
 from workloads import registry
 from workloads.contract import Hardware
@@ -59,7 +59,7 @@ class StrategyMatch(NamedTuple):
         return self.name == choice.name and all(chosen.get(key, default) == v for key, v, default in self.options)
 
 
-Value = bool | int | float | str | StrategyChoice | None
+Value = bool | int | float | str | StrategyChoice | Hardware | None
 """What a key may hold once it is checked; ``None`` only for a key that nobody set."""
 
 
@@ -79,11 +79,11 @@ def text(value: str) -> str:
     """Any characters but control characters and line ends, which break tables, logs and ``#SBATCH`` lines."""
     for character in value:
         if unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp"}:
-            raise refuse(
+            raise invalid(
                 f"{show(value)} holds the control character {character!r}", "write it on one line, without tabs"
             )
     if not value.strip():
-        raise refuse("an empty text", "write something, or remove the key")
+        raise invalid("an empty text", "write something, or remove the key")
     return value
 
 
@@ -104,7 +104,7 @@ def _plugin(kind: str) -> Any:
         plugins: Plugins = info.context["plugins"] if info.context else Plugins.installed()
         if not plugins.knows(kind, value):
             names = plugins.names(kind)
-            raise refuse(f"there is no {kind} {show(value)}", _instead(value, names))
+            raise invalid(f"there is no {kind} {show(value)}", _instead(value, names))
         return value
 
     return Annotated[str, AfterValidator(check)]
@@ -129,16 +129,16 @@ def _named(value: object, info: ValidationInfo) -> tuple[str, tuple[tuple[str, O
         name, options = value["name"], {key: given for key, given in value.items() if key != "name"}
     else:
         what = "a strategy without a name" if isinstance(value, dict) else f"{show(value)} is not a strategy"
-        raise refuse(what, 'write "ddp", or { name = "ddp", OPTION = VALUE }')
+        raise invalid(what, 'write "ddp", or { name = "ddp", OPTION = VALUE }')
     declaration = registry.find(plugins.strategies, name)
     if declaration is None:
-        raise refuse(f"there is no strategy {show(name)}", _instead(name, names))
+        raise invalid(f"there is no strategy {show(name)}", _instead(name, names))
     try:
         checked = _options_model(declaration).model_validate(options).model_dump(exclude_unset=True)
     except ValidationError as error:
         known = [option.name for option in declaration.options]
         listed = f"the options of {name} are: {', '.join(known)}" if known else f"{name} has no options"
-        raise refuse_all(
+        raise invalid_values(
             [
                 mistake
                 for details in error.errors(include_url=False)
@@ -146,7 +146,7 @@ def _named(value: object, info: ValidationInfo) -> tuple[str, tuple[tuple[str, O
             ]
         ) from error
     given = {key: tuple(v) if isinstance(v, list) else v for key, v in checked.items()}
-    defaults = {option.name: option.default for option in declaration.options}
+    defaults = declaration.options_with_defaults({})
     return name, tuple((key, given[key], defaults[key]) for key in sorted(given))
 
 
@@ -170,7 +170,7 @@ def _option_type(option: Option) -> Any:
 def _choice(*words: str) -> Any:
     def check(value: str) -> str:
         if value not in words:
-            raise refuse(f"{show(value)} is not one of {', '.join(words)}", nearest(value, words))
+            raise invalid(f"{show(value)} is not one of {', '.join(words)}", nearest(value, words))
         return value
 
     return Annotated[str, AfterValidator(check)]
@@ -185,18 +185,18 @@ def _real(**bounds: float) -> Any:
     return Annotated[float, Interval(**bounds), AllowInfNan(False), AfterValidator(lambda value: value + 0.0)]
 
 
-def _hardware(value: str) -> str:
+def _hardware(value: str) -> Hardware:
     try:
         hardware = Hardware.parse(value)
     except ValueError as error:
-        raise refuse(
+        raise invalid(
             f"{show(value)} is not hardware",
             'write KIND:DEVICES or KIND:DEVICESxNODES, such as "cpu:2", "gpu:1", "a100:2" or "a100:4x2"',
         ) from error
     if hardware.kind.lower() in {"cpu", "gpu"} and not hardware.kind.islower():
         right = dataclasses.replace(hardware, kind=hardware.kind.lower())
-        raise refuse(f"{show(value)} is not hardware: {hardware.kind} is written in small letters", f'write "{right}"')
-    return str(hardware)
+        raise invalid(f"{show(value)} is not hardware: {hardware.kind} is written in small letters", f'write "{right}"')
+    return hardware
 
 
 def _quantity(parse: Callable[[object], int]) -> Any:
@@ -204,7 +204,7 @@ def _quantity(parse: Callable[[object], int]) -> Any:
         try:
             return parse(value)
         except QuantityError as error:
-            raise refuse(error.what, error.hint) from error
+            raise invalid(error.what, error.hint) from error
 
     return Annotated[int, PlainValidator(check)]
 

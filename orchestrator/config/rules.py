@@ -86,16 +86,17 @@ class Rules:
         declaration = registry.find(self._plugins.models, model)
         return declaration is not None and declaration.has_batch_norm is False
 
-    def ranks(self, choice: StrategyChoice, hardware: str) -> int:
+    def ranks(self, choice: StrategyChoice, hardware: Hardware) -> int:
         """Processes that a strategy starts on some hardware."""
         declaration = registry.find(self._plugins.strategies, choice.name)
         assert declaration is not None, "the experiment file was checked"
         per_device = declaration.topology(_options(declaration, choice)) is Topology.PROCESS_PER_DEVICE
-        return Hardware.parse(hardware).devices if per_device else 1
+        return hardware.devices if per_device else 1
 
     def _facts(self, values: Mapping[str, Value]) -> _Facts:
-        choice, model_name, dataset_name = values["strategy"], str(values["model"]), str(values["dataset"])
-        assert isinstance(choice, StrategyChoice)
+        choice, hardware = values["strategy"], values["hardware"]
+        assert isinstance(choice, StrategyChoice) and isinstance(hardware, Hardware)
+        model_name, dataset_name = str(values["model"]), str(values["dataset"])
         strategy = registry.find(self._plugins.strategies, choice.name)
         model = registry.find(self._plugins.models, model_name)
         dataset = registry.find(self._plugins.datasets, dataset_name)
@@ -107,7 +108,7 @@ class Rules:
             model,
             dataset,
             dataset.shape(self._data_root, dataset_name),
-            Hardware.parse(str(values["hardware"])),
+            hardware,
         )
 
 
@@ -118,22 +119,22 @@ def _options(declaration: StrategyDeclaration, choice: StrategyChoice) -> dict[s
 def _first_breach(facts: _Facts) -> Breach | None:
     """Rules in the order in which they help most: hardware before model before batch."""
     if facts.strategy.framework == registry.NO_FRAMEWORK:
-        why = facts.strategy.refuses(facts.hardware, facts.options) or facts.strategy.refuses_training(
+        why = facts.strategy.unsupported_hardware(facts.hardware, facts.options) or facts.strategy.unsupported_training(
             facts.values, facts.options
         )
         return Breach(f"strategy {facts.strategy.name}", why) if why else None
     for rule, why in (
         (
             f"strategy {facts.strategy.name}",
-            facts.strategy.refuses(facts.hardware, facts.options)
-            or facts.strategy.refuses_training(facts.values, facts.options)
-            or (facts.strategy.refuses_batch_norm(facts.options) if facts.model.has_batch_norm else "")
+            facts.strategy.unsupported_hardware(facts.hardware, facts.options)
+            or facts.strategy.unsupported_training(facts.values, facts.options)
+            or (facts.strategy.unsupported_batch_norm(facts.options) if facts.model.has_batch_norm else "")
             or _layers(facts),
         ),
         (f"model {facts.values['model']}", _framework(facts) or _samples(facts) or _image_size(facts)),
-        (f"dataset {facts.values['dataset']}", facts.dataset.ignored(facts.values)),
+        (f"dataset {facts.values['dataset']}", facts.dataset.ignored_key(facts.values)),
         ("pretrained", _pretrained(facts)),
-        facts.model.ignored(facts.values),
+        facts.model.ignored_key(facts.values),
         ("precision", _precision(facts)),
         ("compile", _compile(facts)),
         ("cudnn_benchmark", _cudnn_benchmark(facts)),
@@ -159,7 +160,7 @@ def _layers(facts: _Facts) -> str:
     if facts.model.num_layers is None:
         return ""
     try:
-        why = strategy.refuses_layers(facts.model.num_layers(model), facts.hardware, facts.options)
+        why = strategy.unsupported_layers(facts.model.num_layers(model), facts.hardware, facts.options)
     except ValueError:  # of a name that no model of the family has, which is the model's rule to tell
         return ""
     return f"{strategy.name} cannot cut {model}: {why}" if why else ""
@@ -179,7 +180,7 @@ def _image_size(facts: _Facts) -> str:
     if wished is None and own is None:
         return ""
     try:
-        facts.model.fed(str(facts.values["model"]), wished, own or 0)
+        facts.model.input_size(str(facts.values["model"]), wished, own or 0)
     except ValueError as error:
         return str(error)
     return ""
@@ -212,7 +213,7 @@ def _compile(facts: _Facts) -> str:
         return ""
     if how != "default" and facts.hardware.is_cpu:
         return f'compile = "{how}" records the work of an NVIDIA GPU: on CPU use "off" or "default"'
-    return facts.strategy.refuses_compile(how, facts.options)
+    return facts.strategy.unsupported_compile(how, facts.options)
 
 
 def _cudnn_benchmark(facts: _Facts) -> str:
@@ -253,4 +254,4 @@ def _batch_size(facts: _Facts) -> str:
 def _batch_norm(facts: _Facts) -> str:
     if not facts.model.has_batch_norm:  # of a model of which nobody knows yet, the job tells
         return ""
-    return facts.strategy.unfit_for_batch_norm(facts.values, facts.options, facts.hardware, _num_train(facts))
+    return facts.strategy.unsupported_batches(facts.values, facts.options, facts.hardware, _num_train(facts))

@@ -11,14 +11,14 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model
 from orchestrator.config.keys import KEYS, REQUIRED, Axes, Match, Table, Text, Values, as_list
 from orchestrator.errors import Mistake
 from orchestrator.plugins import nearest
-from orchestrator.toml_file import Place, refuse
+from orchestrator.toml_file import KeyPath, invalid
 from workloads.contract import RunResult
 
 
 def _figure(name: str) -> Any:
     def check(value: float) -> float:
         if name == "test_accuracy" and value > 1:
-            raise refuse(f"{value:g} is not an accuracy from 0 to 1", f"write {value / 100:g}")
+            raise invalid(f"{value:g} is not an accuracy from 0 to 1", f"write {value / 100:g}")
         return value
 
     return Annotated[float, Field(allow_inf_nan=False, ge=0), AfterValidator(check)]
@@ -98,7 +98,7 @@ _OTHER_NAMES = {
 """Where people coming from elsewhere find what they call so."""
 
 
-def unknown_key_hint(place: Place) -> str:
+def unknown_key_hint(place: KeyPath) -> str:
     """What to do about an unknown key."""
     *above, last = place
     key = str(last)

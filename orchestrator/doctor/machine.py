@@ -14,7 +14,7 @@ from pathlib import Path
 
 from db.filesystem import is_local, is_url, lock_problem
 from orchestrator.backends.slurm import commands
-from orchestrator.cluster import profiles
+from orchestrator.cluster import cluster_file
 from orchestrator.cluster.profile import ClusterProfile
 from orchestrator.config import experiment as experiments
 from orchestrator.doctor import site
@@ -44,7 +44,7 @@ def examine(workspace: Workspace, *, local: bool, cluster: Path | None, probe_s:
     """
     yield _python()
     try:
-        profile = profiles.choose(local=local, named=cluster, cwd=Path.cwd(), hostname=socket.gethostname())
+        profile = cluster_file.choose(local=local, named=cluster, cwd=Path.cwd(), hostname=socket.gethostname())
         chosen = True
     except OrchestrateError as error:
         yield fail("target", f"{error.where}: {error.what}" if error.where else error.what, error.hint)
@@ -147,7 +147,7 @@ def _database(database: str) -> Finding:
         where = "network disk: commands that write at the same time take turns"
     if "://" not in database and not path.exists():
         return ok("database", f"{database} (made at the first submit; {where})")
-    from db.engine import open_store
+    from db.connect import open_store
 
     try:
         with open_store(database, read_only=True):

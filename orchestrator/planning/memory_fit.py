@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.planning.plan import Check, PlannedRun
 from workloads import registry
-from workloads.contract import Hardware, TrainConfig
+from workloads.contract import TrainConfig
 
 if TYPE_CHECKING:
     from orchestrator.backends.local.machine import Machine
@@ -46,8 +46,8 @@ def state_gb(train: TrainConfig) -> float | None:
         return None
     moments = _MOMENTS.get(train.optimizer, 1 if train.momentum else 0)
     width = 8 if train.precision == "fp64" else 4
-    options = {option.name: option.default for option in strategy.options} | train.strategy_options
-    devices = Hardware.parse(train.hardware).devices if strategy.divides_state(options) else 1
+    options = strategy.options_with_defaults(train.strategy_options)
+    devices = train.hardware.devices if strategy.divides_state(options) else 1
     return model.num_parameters(train.model) * width * (2 + moments) / devices / 1e9
 
 
@@ -56,7 +56,7 @@ def _dividing() -> list[str]:
     return [
         name
         for name, one in registry.strategies().items()
-        if any(one.divides_state({o.name: o.default for o in one.options} | dict(c)) for c in one.contract_options)
+        if any(one.divides_state(one.options_with_defaults(c)) for c in one.contract_options)
     ]
 
 

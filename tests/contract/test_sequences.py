@@ -34,7 +34,7 @@ TRAIN: dict[str, Any] = {
 def _is_meant(way: Way) -> bool:
     """Its first options, where it has double precision at all."""
     train = {"channels_last": False, **TRAIN}
-    return dict(way.options) == way.declaration.contract_options[0] and not way.declaration.refuses_training(
+    return dict(way.options) == way.declaration.contract_options[0] and not way.declaration.unsupported_training(
         train, way.all_options
     )
 

@@ -25,7 +25,7 @@ class Way:
 
     @property
     def all_options(self) -> dict[str, registry.OptionValue]:
-        return {option.name: option.default for option in self.declaration.options} | dict(self.options)
+        return self.declaration.options_with_defaults(self.options)
 
     @property
     def ranks(self) -> int:
@@ -34,14 +34,14 @@ class Way:
 
     @property
     def exists(self) -> bool:
-        refused = self.declaration.refuses(Hardware(self.kind, self.devices), self.all_options)
+        refused = self.declaration.unsupported_hardware(Hardware(self.kind, self.devices), self.all_options)
         return self.declaration.framework == "torch" and not refused and not missing_packages(self.declaration)
 
     @property
     def has_double_precision(self) -> bool:
         """Whether it can be asked to be exactly what another way is."""
         train = {"precision": "fp64", "channels_last": False, "optimizer": "sgd", "loader": "resident"}
-        return not self.declaration.refuses_training(train, self.all_options)
+        return not self.declaration.unsupported_training(train, self.all_options)
 
     @property
     def train(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cluster import profiles, render, resources
+from orchestrator.cluster import cluster_file, job_script, resources
 from orchestrator.cluster.profile import ClusterProfile
 from orchestrator.cluster.resources import ResourceShape
 from tests.slurm.lab import NODES, Lab, processors
@@ -76,10 +76,10 @@ class Site:
         if "python =" not in top:
             top = f"python = {json.dumps(str(self.python))}\n{top}"
         top = self.lab.slurm_bin + top
-        profile = profiles.parse_file(PROFILE.format(top=top, gpu=gpu), "cluster.toml")["lab"]
+        profile = cluster_file.parse_file(PROFILE.format(top=top, gpu=gpu), "cluster.toml")["lab"]
         script = self.folder / "job.sh"
         shape = _shape(profile, hardware, strategy, seconds)
-        script.write_text(render.script(shape, profile, runs=self.runs, python=profile.python))
+        script.write_text(job_script.render(shape, profile, runs=self.runs, python=profile.python))
         return script
 
     def recorded(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _shape(profile: ClusterProfile, hardware: str, strategy: str, seconds: int) 
         model="cnn",
         dataset="digits",
         strategy=strategy,
-        hardware=hardware,
+        hardware=asked,
         cpus=resources.default_cpus(profile)(asked, 1),
     )
     execution = Execution(time_limit_s=seconds)
@@ -230,7 +230,7 @@ def test_slurm_takes_every_form_of_request(site: Site, request_: str, mem_style:
 def test_a_prologue_that_fails_is_told_from_a_run_that_fails(site: Site) -> None:
     """Its exit code is the job's, its line is in the log, and no rank started."""
     job = site.lab.wait(site.lab.submit(site.script("a100:1", "eager", top='prologue = ["module load nothing"]')))
-    assert (job["JobState"], job["ExitCode"]) == ("FAILED", f"{render.ScriptExit.PROLOGUE}:0")
+    assert (job["JobState"], job["ExitCode"]) == ("FAILED", f"{job_script.ScriptExit.PROLOGUE}:0")
     assert "orchestrate: prologue failed: module load nothing (on lab00" in site.log(job)
     assert not site.recorded()
 

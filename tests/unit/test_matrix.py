@@ -100,7 +100,7 @@ def test_a_cell_has_every_value_where_it_belongs() -> None:
         dataset="digits",
         strategy="ddp",
         strategy_options={"bucket_cap_mb": 50},
-        hardware="cpu:2",
+        hardware=Hardware("cpu", 2),
         cpus=22,
         batch_size=64,
         lr=1.0,
@@ -169,7 +169,7 @@ def test_run_ids_are_the_hash_of_the_identity_written_as_sorted_json() -> None:
         dataset="d\\",
         strategy="s",
         strategy_options={"z": (1, 2), "a": True, "b": 1.5},
-        hardware="cpu:1",
+        hardware=Hardware("cpu", 1),
         cpus=1,
         lr=1e-07,
         nesterov=True,
@@ -566,7 +566,7 @@ def test_a_strategy_sees_its_defaults_and_the_options_given() -> None:
     balance = Option(name="balance", type=tuple[int, ...], default=(1, 1), summary="")
     plugins = fake_strategy(
         options=(balance,),
-        refuses=lambda hardware, options: (
+        unsupported_hardware=lambda hardware, options: (
             "" if len(options["balance"]) == hardware.devices else f"balance has {len(options['balance'])} parts"
         ),
     )
@@ -577,7 +577,7 @@ def test_a_strategy_sees_its_defaults_and_the_options_given() -> None:
 
 
 def test_a_model_without_the_strategys_framework_is_excluded() -> None:
-    found = reasons('[matrix]\nstrategy = "fake"', fake_strategy(framework="jax", refuses=lambda *_: ""))
+    found = reasons('[matrix]\nstrategy = "fake"', fake_strategy(framework="jax", unsupported_hardware=lambda *_: ""))
     assert found == [("model cnn", "cnn is not written for jax, which fake needs")]
 
 

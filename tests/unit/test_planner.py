@@ -17,7 +17,7 @@ import pytest
 from db.queries import Duration, RunRecord
 from orchestrator.backends.local.machine import Gpu, Machine
 from orchestrator.cli import planning
-from orchestrator.cluster import profiles
+from orchestrator.cluster import cluster_file
 from orchestrator.config import experiment
 from orchestrator.environment.interpreter import Packages
 from orchestrator.errors import InputError
@@ -72,7 +72,7 @@ def _plan(
     folder: Path,
     text: str,
     *,
-    profile: profiles.ClusterProfile | None = None,
+    profile: cluster_file.ClusterProfile | None = None,
     machine: Machine | None = None,
     records: dict[str, RunRecord] | None = None,
     durations: list[Duration] | None = None,
@@ -113,11 +113,11 @@ def _record(plan: Plan, index: int, **changes: Any) -> dict[str, RunRecord]:
 
 
 @pytest.fixture
-def sol() -> profiles.ClusterProfile:
-    return profiles.load(ROOT / "cluster.example.toml")
+def sol() -> cluster_file.ClusterProfile:
+    return cluster_file.load(ROOT / "cluster.example.toml")
 
 
-def test_eighteen_cells_on_sol(tmp_path: Path, sol: profiles.ClusterProfile) -> None:
+def test_eighteen_cells_on_sol(tmp_path: Path, sol: cluster_file.ClusterProfile) -> None:
     """One-GPU ddp is valid; eager on pairs is excluded with its reason; three arrays, one for each shape."""
     plan = _plan(tmp_path, EIGHTEEN, profile=sol)
     assert len(plan.runs) == 12
@@ -132,7 +132,7 @@ def test_eighteen_cells_on_sol(tmp_path: Path, sol: profiles.ClusterProfile) -> 
     assert plan.gpu_hours.expected is None and "no measured history" in plan.gpu_hours.basis
 
 
-def test_the_json_holds_every_training_field_of_every_run(tmp_path: Path, sol: profiles.ClusterProfile) -> None:
+def test_the_json_holds_every_training_field_of_every_run(tmp_path: Path, sol: cluster_file.ClusterProfile) -> None:
     data = json.loads(json.dumps(_plan(tmp_path, EIGHTEEN, profile=sol).to_json()))
     run = data["runs"][0]
     assert {"run_id", "label", "state", "model", "lr", "epochs", "cpus", "seed", "precision", "loader"} <= set(run)
@@ -211,7 +211,7 @@ def test_what_waits_is_under_way_and_hours_of_gpus_are_those_of_gpus(
     planning._show(plan, every=True)
     assert "under way" in capsys.readouterr().out
     assert plan.to_json()["runs"][0]["state"] == "running"
-    sol = profiles.load("sol")
+    sol = cluster_file.load("sol")
     plan = _plan(tmp_path, TWO.replace("cpu:2", "a100:2") + "time_limit = '50m'\n", profile=sol)
     assert planning.summary(plan).startswith("2 cells for sol: 2 new; 2 to send, at most 3.3 GPU-hours (no measured")
     planning._show(plan, every=True)
@@ -266,7 +266,7 @@ def test_a_data_set_that_no_run_has_read_yet_is_to_be_prepared_first(tmp_path: P
     ]
 
 
-def test_data_that_only_the_cluster_sees_is_not_judged_from_here(tmp_path: Path, sol: profiles.ClusterProfile) -> None:
+def test_data_that_only_the_cluster_sees_is_not_judged_from_here(tmp_path: Path, sol: cluster_file.ClusterProfile) -> None:
     text = EIGHTEEN.replace("synthetic", "mnist")
     plan = _plan(tmp_path, text, profile=sol, data_root=tmp_path / "elsewhere")
     assert not any(check.blocking for check in plan.checks)
@@ -275,7 +275,7 @@ def test_data_that_only_the_cluster_sees_is_not_judged_from_here(tmp_path: Path,
 
 def test_a_site_that_takes_no_job_without_an_account_blocks_until_there_is_one(tmp_path: Path) -> None:
     """Said before anything is sent, with what to do."""
-    profile = profiles.load("perlmutter")
+    profile = cluster_file.load("perlmutter")
     plan = _plan(tmp_path, EIGHTEEN, profile=profile)
     assert [(c.what, c.fix) for c in plan.checks if c.blocking] == [
         (
@@ -288,7 +288,7 @@ def test_a_site_that_takes_no_job_without_an_account_blocks_until_there_is_one(t
 
 
 def test_more_gpus_than_any_node_has_are_excluded_with_the_number_there_is(
-    tmp_path: Path, sol: profiles.ClusterProfile
+    tmp_path: Path, sol: cluster_file.ClusterProfile
 ) -> None:
     plan = _plan(tmp_path, EIGHTEEN.replace('"a30:2"', '"a30:8"'), profile=sol)
     reasons = {e.why for e in plan.excluded if e.fields["hardware"] == "a30:8" and e.rule == "hardware"}
@@ -303,7 +303,7 @@ def test_an_experiment_whose_cells_are_all_excluded_says_that_nothing_can_run(tm
     assert check.what == "every cell is excluded, nothing can run"
 
 
-def test_a_plan_survives_its_file(tmp_path: Path, sol: profiles.ClusterProfile) -> None:
+def test_a_plan_survives_its_file(tmp_path: Path, sol: cluster_file.ClusterProfile) -> None:
     """What ``submit`` reads is what ``plan`` made: same runs, specs, scripts and exclusions."""
     plan = _plan(tmp_path, EIGHTEEN, profile=sol)
     plan_file.save(plan, tmp_path / "plan.json")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from orchestrator.cluster import profiles, resources
-from orchestrator.cluster.fields import WHOLE_NODE
+from orchestrator.cluster import cluster_file, resources
 from orchestrator.cluster.profile import ClusterProfile
 from orchestrator.cluster.resources import ResourceShape
+from orchestrator.cluster.value_types import WHOLE_NODE
 from workloads import registry
 from workloads.contract import Execution, Expectation, Hardware, TrainConfig
 
@@ -33,7 +33,7 @@ expect_mem_gb = 24
 
 
 def site(top: str = "", gpu: str = "", *, mem: str = "48G") -> ClusterProfile:
-    return profiles.parse_file(SITE.format(top=top, gpu=gpu, mem=mem), "cluster.toml")["lab"]
+    return cluster_file.parse_file(SITE.format(top=top, gpu=gpu, mem=mem), "cluster.toml")["lab"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def shape(
     asked = Hardware.parse(hardware)
     if cpus is None:
         cpus = resources.default_cpus(profile)(asked, asked.devices if strategy == "ddp" else 1)
-    train = TrainConfig(model="cnn", dataset="digits", strategy=strategy, hardware=hardware, cpus=cpus)
+    train = TrainConfig(model="cnn", dataset="digits", strategy=strategy, hardware=asked, cpus=cpus)
     return resources.shape(train, execution or Execution(), registry.strategies()[strategy], profile, machine)
 
 

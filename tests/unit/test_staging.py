@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.cluster import profiles, render, resources
+from orchestrator.cluster import cluster_file, job_script, resources
 from orchestrator.errors import ClusterError
 from workloads import registry
 from workloads.contract import Execution, Hardware, TrainConfig
@@ -304,14 +304,14 @@ stage = "{stage}"
 
 def test_the_cluster_file_says_where_and_the_node_knows_what_its_variables_are() -> None:
     """$TMPDIR reaches the job as it stands; {user} is known here."""
-    profile = profiles.parse_file(PROFILE.format(stage="$TMPDIR"), "c")["lab"]
+    profile = cluster_file.parse_file(PROFILE.format(stage="$TMPDIR"), "c")["lab"]
     train = TrainConfig(model="cnn", dataset="mnist", strategy="probe", hardware=Hardware("cpu", 1), cpus=1)
     strategy = registry.strategies()["probe"]
     shape = resources.shape(train, Execution(), strategy, profile, None)
     assert not isinstance(shape, str)
-    text = render.script(shape, profile, runs=Path("/runs"), python="/usr/bin/python3")
+    text = job_script.render(shape, profile, runs=Path("/runs"), python="/usr/bin/python3")
     assert "export ORCHESTRATE_STAGE='$TMPDIR'\n" in text
-    named = profiles.parse_file(PROFILE.format(stage="/local/{user}"), "c")["lab"]
+    named = cluster_file.parse_file(PROFILE.format(stage="/local/{user}"), "c")["lab"]
     assert named.stage == f"/local/{getpass.getuser()}"
 
 
@@ -326,5 +326,5 @@ def test_the_cluster_file_says_where_and_the_node_knows_what_its_variables_are()
 def test_a_stage_that_no_node_has_is_refused(stage: str, message: str) -> None:
     """Located in the cluster file."""
     with pytest.raises(ClusterError, match=r"cluster\.lab\.stage") as refused:
-        profiles.parse_file(PROFILE.format(stage=stage), "c")
+        cluster_file.parse_file(PROFILE.format(stage=stage), "c")
     assert message in str(refused.value)

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cluster import profiles, resources
+from orchestrator.cluster import cluster_file, resources
 from orchestrator.cluster.profile import ClusterProfile
 from orchestrator.config import experiment, matrix, starter_studies
 from orchestrator.config.matrix import Cell, Matrix
 from orchestrator.environment.interpreter import Packages
 from workloads import registry
+from workloads.contract import Hardware
 
 WISHES = "# What its authors wished for"
 STUDIES = [name for name in starter_studies.names() if WISHES in starter_studies.read(name)]
@@ -73,7 +74,7 @@ def test_the_four_studies_are_shipped() -> None:
 @pytest.mark.parametrize("name", STUDIES)
 def test_golden_cells(name: str, golden: Callable[[str, str], None]) -> None:
     """Each published row once, with its figures, and the fair variants."""
-    golden(f"studies/{name}.txt", listed(expand(starter_studies.read(name), profile=profiles.load("sol"))))
+    golden(f"studies/{name}.txt", listed(expand(starter_studies.read(name), profile=cluster_file.load("sol"))))
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -107,7 +108,7 @@ def test_with_every_wish_a_figure_stands_beside_the_work_of_its_row_only(name: s
 @pytest.mark.parametrize("name", STUDIES)
 def test_sol_has_a_place_for_every_cell_and_every_wish(name: str) -> None:
     """Nothing is excluded, by a rule or for want of hardware; no wish repeats a cell or means nothing."""
-    sol = profiles.load("sol")
+    sol = cluster_file.load("sol")
     found = expand(with_wishes(name), profile=sol)
     assert len(found.cells) > len(expand(starter_studies.read(name), profile=sol).cells)
     assert (found.excluded, found.merged, found.notes) == ([], 0, [])
@@ -138,7 +139,7 @@ def test_two_cores_run_all_of_it_in_miniature(name: str) -> None:
     """The command in the file's head: one kind of device for all, the same numbers of them, figures still beside."""
     found = expand(starter_studies.read(name), "hardware=cpu", "epochs=1", "train_fraction=0.004", "test_fraction=0.02")
     assert all(ON_GPUS_ONLY in excluded.why for excluded in found.excluded)
-    assert {cell.train.hardware for cell in found.cells} == {"cpu:1", "cpu:2"}
+    assert {cell.train.hardware for cell in found.cells} == {Hardware("cpu", 1), Hardware("cpu", 2)}
     assert refusals(found.cells, None, Machine(gpus=(), cores=(0, 1))) == {}
     assert sum(bool(cell.published) for cell in found.cells) >= 4
     every = {cell.train.strategy for cell in expand(starter_studies.read(name)).cells}

@@ -93,7 +93,7 @@ def _compress(replica: Any, options: Options) -> None:
         replica.register_comm_hook(None, hooks[str(how)])
 
 
-def _refuses_compile(how: str, options: Options) -> str:
+def _unsupported_compile(how: str, options: Options) -> str:
     if how != "default" and options["gradient_compression"] != "none":
         return f'compile = "{how}" records DDP\'s own all-reduce, not one with gradient_compression'
     return ""
@@ -104,8 +104,7 @@ DECLARATION = StrategyDeclaration(
     summary="DistributedDataParallel: one process per device, each with its part of the batch, gradients all-reduced.",
     framework="torch",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
-    refuses=lambda _hardware, _options: "",
-    refuses_compile=_refuses_compile,
+    unsupported_compile=_unsupported_compile,
     splits_batch=True,
     packages=("torch",),
     options=(

@@ -176,12 +176,12 @@ def _imported(task: Task) -> Any:
     return deepspeed
 
 
-def _refuses(_hardware: Hardware, options: Options) -> str:
+def _unsupported_hardware(_hardware: Hardware, options: Options) -> str:
     stage = options["stage"]
     return "" if stage in (1, 2, PARAMETERS) else f"ZeRO has the stages 1, 2 and 3, and stage is {stage}"
 
 
-def _refuses_training(train: Mapping[str, Any], _options: Options) -> str:
+def _unsupported_training(train: Mapping[str, Any], _options: Options) -> str:
     if train["channels_last"]:
         return "ZeRO keeps parameters in flat buffers: no channels_last"
     if train["precision"] == "fp64":
@@ -194,9 +194,9 @@ DECLARATION = StrategyDeclaration(
     summary="DeepSpeed's ZeRO: one process per device; optimiser state, gradients and parameters split, by stage.",
     framework="torch",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
-    refuses=_refuses,
-    refuses_training=_refuses_training,
-    refuses_compile=lambda _how, _options: "ZeRO's hooks gather and reduce between the layers of every step",
+    unsupported_hardware=_unsupported_hardware,
+    unsupported_training=_unsupported_training,
+    unsupported_compile=lambda _how, _options: "ZeRO's hooks gather and reduce between the layers of every step",
     splits_batch=True,
     packages=("torch", "deepspeed"),
     options=(

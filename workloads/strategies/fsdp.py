@@ -207,11 +207,11 @@ def _has_parts(value: Any) -> bool:
     return getattr(value, "ndim", 0) > 0
 
 
-def _refuses_compile(how: str, _options: Options) -> str:
+def _unsupported_compile(how: str, _options: Options) -> str:
     return "" if how == "default" else "FSDP2 takes and gives up memory in every step, and a CUDA graph keeps its own"
 
 
-def _refuses_training(train: Mapping[str, Any], options: Options) -> str:
+def _unsupported_training(train: Mapping[str, Any], options: Options) -> str:
     if train["channels_last"]:
         return "FSDP2 does not shard channels_last parameters"
     if options["mixed_precision"] == "cast" and train["precision"] != "bf16":
@@ -221,7 +221,7 @@ def _refuses_training(train: Mapping[str, Any], options: Options) -> str:
     return ""
 
 
-def _refuses_batch_norm(options: Options) -> str:
+def _unsupported_batch_norm(options: Options) -> str:
     if options["mixed_precision"] != "cast":
         return ""
     return (
@@ -235,10 +235,9 @@ DECLARATION = StrategyDeclaration(
     summary="FSDP2: one process per device; parameters, gradients and optimiser state sharded, gathered when needed.",
     framework="torch",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
-    refuses=lambda _hardware, _options: "",
-    refuses_training=_refuses_training,
-    refuses_compile=_refuses_compile,
-    refuses_batch_norm=_refuses_batch_norm,
+    unsupported_training=_unsupported_training,
+    unsupported_compile=_unsupported_compile,
+    unsupported_batch_norm=_unsupported_batch_norm,
     splits_batch=True,
     packages=("torch",),
     options=(

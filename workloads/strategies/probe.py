@@ -17,7 +17,7 @@ from workloads.registry import NO_FRAMEWORK, Option, Options, StrategyDeclaratio
 FAULTS = ("none", "crash", "hang", "memory", "exit")
 
 
-def _refuses(hardware: Hardware, options: Options) -> str:
+def _unsupported_hardware(hardware: Hardware, options: Options) -> str:
     rank, ranks = options["fault_rank"], hardware.devices
     assert isinstance(rank, int)
     if options["fault"] == "none" or rank < ranks:
@@ -25,7 +25,7 @@ def _refuses(hardware: Hardware, options: Options) -> str:
     return f"fault_rank {rank} would never fail: {hardware} has {ranks} ranks, counted from 0"
 
 
-def _refuses_training(train: Mapping[str, Any], options: Options) -> str:
+def _unsupported_training(train: Mapping[str, Any], options: Options) -> str:
     epoch = options["fault_epoch"]
     assert isinstance(epoch, int)
     if options["fault"] == "none" or epoch <= train["epochs"]:
@@ -42,8 +42,8 @@ DECLARATION = StrategyDeclaration(
     summary="Trains nothing: one process a device that checks devices, cores and rendezvous. The cluster check.",
     framework=NO_FRAMEWORK,
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
-    refuses=_refuses,
-    refuses_training=_refuses_training,
+    unsupported_hardware=_unsupported_hardware,
+    unsupported_training=_unsupported_training,
     splits_batch=True,
     packages=(),
     options=(

@@ -41,7 +41,7 @@ class TfEager:
         return loss, tape.gradient(loss, variables, output_gradients=weight)
 
 
-def refuses_training(train: Mapping[str, Any], _options: Options) -> str:
+def unsupported_training(train: Mapping[str, Any], _options: Options) -> str:
     """What no strategy of TensorFlow can do."""
     if train["channels_last"]:
         return "TensorFlow keeps channels last whatever channels_last says: leave it out"
@@ -52,12 +52,12 @@ def refuses_training(train: Mapping[str, Any], _options: Options) -> str:
     return ""
 
 
-def refuses_compile(_how: str, _options: Options) -> str:
+def unsupported_compile(_how: str, _options: Options) -> str:
     """Why the values of ``compile`` mean nothing here."""
     return "TensorFlow traces its steps into graphs whatever compile says: leave it out"
 
 
-def _refuses(hardware: Hardware, _options: Options) -> str:
+def _unsupported_hardware(hardware: Hardware, _options: Options) -> str:
     if hardware.devices > 1:
         return f"tf_eager trains on one device and {hardware} has {hardware.devices}"
     return ""
@@ -68,9 +68,9 @@ DECLARATION = StrategyDeclaration(
     summary="TensorFlow on one device, from the same weights as eager and with the same batches.",
     framework=TENSORFLOW,
     topology=lambda _options: Topology.ONE_PROCESS,
-    refuses=_refuses,
-    refuses_training=refuses_training,
-    refuses_compile=refuses_compile,
+    unsupported_hardware=_unsupported_hardware,
+    unsupported_training=unsupported_training,
+    unsupported_compile=unsupported_compile,
     splits_batch=False,
     packages=("tensorflow|tensorflow-cpu",),
     batch_norm_treatment="whole_batch",

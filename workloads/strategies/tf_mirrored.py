@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Hardware, Topology
 from workloads.registry import TENSORFLOW, Option, Options, StrategyDeclaration
-from workloads.strategies.tf_eager import TfEager, refuses_compile, refuses_training
+from workloads.strategies.tf_eager import TfEager, unsupported_compile, unsupported_training
 
 if TYPE_CHECKING:
     from workloads.strategies.keras_protocol import KerasTask
@@ -34,7 +34,7 @@ class TfMirrored(TfEager):
         return tf.distribute.MirroredStrategy(list(task.devices), cross_device_ops=ways[way]())
 
 
-def _refuses(hardware: Hardware, options: Options) -> str:
+def _unsupported_hardware(hardware: Hardware, options: Options) -> str:
     if hardware.nodes > 1:
         return f"tf_mirrored is one process, which cannot drive the devices of {hardware.nodes} nodes"
     if options["all_reduce"] == "nccl" and hardware.is_cpu:
@@ -47,9 +47,9 @@ DECLARATION = StrategyDeclaration(
     summary="TensorFlow's MirroredStrategy: one process with a replica on each device, gradients summed.",
     framework=TENSORFLOW,
     topology=lambda _options: Topology.ONE_PROCESS,
-    refuses=_refuses,
-    refuses_training=refuses_training,
-    refuses_compile=refuses_compile,
+    unsupported_hardware=_unsupported_hardware,
+    unsupported_training=unsupported_training,
+    unsupported_compile=unsupported_compile,
     splits_batch=True,
     packages=("tensorflow|tensorflow-cpu",),
     options=(

@@ -13,7 +13,7 @@ from workloads.errors import InputError
 from workloads.registry import TENSORFLOW, Option, StrategyDeclaration
 from workloads.strategies import model_parallel
 from workloads.strategies.parts import misfit, share_out
-from workloads.strategies.tf_eager import refuses_compile, refuses_training
+from workloads.strategies.tf_eager import unsupported_compile, unsupported_training
 
 if TYPE_CHECKING:
     from workloads.strategies.keras_protocol import KerasTask
@@ -87,10 +87,12 @@ DECLARATION = StrategyDeclaration(
     summary="A Keras model in two parts on two devices, which take turns: saves memory, costs time.",
     framework=TENSORFLOW,
     topology=lambda _options: Topology.ONE_PROCESS,
-    refuses=lambda hardware, options: model_parallel.refuses("tf_model_parallel", hardware, options),
-    refuses_layers=lambda layers, _hardware, options: misfit(layers, model_parallel.PARTS, options),
-    refuses_training=refuses_training,
-    refuses_compile=refuses_compile,
+    unsupported_hardware=lambda hardware, options: model_parallel.unsupported_hardware(
+        "tf_model_parallel", hardware, options
+    ),
+    unsupported_layers=lambda layers, _hardware, options: misfit(layers, model_parallel.PARTS, options),
+    unsupported_training=unsupported_training,
+    unsupported_compile=unsupported_compile,
     splits_batch=False,
     packages=("tensorflow|tensorflow-cpu",),
     options=(

@@ -95,7 +95,7 @@ class Association:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class SiteFacts:
     """What Slurm says of a cluster and of the user's place in it."""
 
     cluster: str
@@ -115,7 +115,7 @@ class Site:
     """Question -> why there was no answer."""
 
 
-def ask(
+def query(
     run: Callable[..., tuple[bool, str]], user: str, questions: Iterable[str] = COMMANDS
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Ask questions: answers by question, and of those without an answer what was said instead.
@@ -136,12 +136,12 @@ def ask(
     return answers, unanswered
 
 
-def read(answers: Mapping[str, str], unanswered: Mapping[str, str] | None = None) -> Site:
+def parse(answers: Mapping[str, str], unanswered: Mapping[str, str] | None = None) -> SiteFacts:
     """Facts from the answers; what is missing or cannot be read is left out."""
     config = _settings(answers.get("config", ""))
     accounting = "slurmdbd" in config.get("AccountingStorageType", "")
     cluster = config.get("ClusterName", "").strip().lower() or "cluster"
-    return Site(
+    return SiteFacts(
         cluster=cluster,
         version=config.get("SLURM_VERSION", ""),
         groups=tuple(filter(None, map(_group, answers.get("sinfo", "").splitlines()))),

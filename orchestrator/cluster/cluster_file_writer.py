@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.cluster.sites import Association, NodeGroup, Partition, Qos, Site
+from orchestrator.cluster.site_facts import Association, NodeGroup, Partition, Qos, SiteFacts
 from orchestrator.units import format_time_limit
 
 _MODEL = re.compile(
@@ -64,13 +64,13 @@ class Table:
     queues: tuple[QueueLine, ...] = ()
 
 
-def account(site: Site) -> str:
+def account(site: SiteFacts) -> str:
     """The account that jobs are charged to unless somebody says otherwise; empty where there is none."""
     names = [a.account for a in site.accounts]
     return site.default_account if site.default_account in names or not names else names[0]
 
 
-def tables(site: Site) -> list[Table]:
+def tables(site: SiteFacts) -> list[Table]:
     """The tables of a cluster file: most common type of GPU first, ``cpu`` last."""
     usable = [group for group in site.groups if _usable(site, group)]
     by_kind: dict[tuple[str, str, str], list[NodeGroup]] = {}
@@ -83,7 +83,7 @@ def tables(site: Site) -> list[Table]:
     return [*_distinct(made), *([_cpu_table(site, plain)] if plain else [])]
 
 
-def _usable(site: Site, group: NodeGroup) -> bool:
+def _usable(site: SiteFacts, group: NodeGroup) -> bool:
     partition = site.partitions.get(group.partition)
     if not group.up or group.cores < 1 or (partition and (not partition.up or partition.root_only)):
         return False
@@ -105,7 +105,7 @@ def _name(kind: str, features: Sequence[str]) -> tuple[str, str, str]:
     return "any", "", ""
 
 
-def _gpu_table(site: Site, kind: str, type_: str, constraint: str, groups: Sequence[NodeGroup]) -> Table:
+def _gpu_table(site: SiteFacts, kind: str, type_: str, constraint: str, groups: Sequence[NodeGroup]) -> Table:
     def number(group: NodeGroup) -> int:
         return dict(group.gres)[type_]
 
@@ -132,7 +132,7 @@ def _gpu_table(site: Site, kind: str, type_: str, constraint: str, groups: Seque
     )
 
 
-def _cpu_table(site: Site, groups: Sequence[NodeGroup]) -> Table:
+def _cpu_table(site: SiteFacts, groups: Sequence[NodeGroup]) -> Table:
     names = list(dict.fromkeys(g.partition for g in groups))
     return Table(
         kind="cpu",
@@ -156,7 +156,7 @@ def _distinct(made: Sequence[Table]) -> list[Table]:
     return kept
 
 
-def _queues(site: Site, names: Sequence[str], groups: Sequence[NodeGroup]) -> tuple[QueueLine, ...]:
+def _queues(site: SiteFacts, names: Sequence[str], groups: Sequence[NodeGroup]) -> tuple[QueueLine, ...]:
     """The pairs of partition and QOS that are open to this user: with the usual QOS, then others, then preemptable."""
     limits = {g.partition: g.max_time_s for g in groups}
     mine = account(site)
@@ -192,7 +192,7 @@ def _open_qos(partition: Partition, place: Association | None) -> list[str]:
     return [q for q in allowed if q not in partition.deny_qos]
 
 
-def _preemptable(site: Site, partition: Partition, qos: str) -> bool:
+def _preemptable(site: SiteFacts, partition: Partition, qos: str) -> bool:
     if partition.preempt == "OFF" or site.preempt_mode == "OFF":
         return False
     if site.preempt_type == "qos":
@@ -202,7 +202,7 @@ def _preemptable(site: Site, partition: Partition, qos: str) -> bool:
     return False
 
 
-def requeue(site: Site) -> str:
+def requeue(site: SiteFacts) -> str:
     """The key of the same name: what becomes of a job that is preempted."""
     modes = {p.preempt or site.preempt_mode for p in site.partitions.values()} | {site.preempt_mode}
     if site.preempt_type in {"", "none"} or modes <= {"OFF"}:
@@ -210,7 +210,7 @@ def requeue(site: Site) -> str:
     return "requeue" if "REQUEUE" in modes else "cancel"
 
 
-def max_submit(site: Site) -> int:
+def max_submit(site: SiteFacts) -> int:
     """Jobs the user may have queued; 0 where nobody says."""
     mine = [a for a in site.accounts if a.account == account(site)]
     usual = [site.qos[q].max_submit for a in mine for q in [a.default_qos or _first(a.qos)] if q in site.qos]
@@ -229,7 +229,7 @@ def _first(names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Login:
     """Where and by whom a file is written."""
 
     user: str
@@ -242,18 +242,18 @@ class Place:
     """The user's folder on a shared disk, with ``{user}`` in place of the name; empty where none was found."""
 
 
-def text(site: Site, place: Place) -> str:
+def text(site: SiteFacts, place: Login) -> str:
     """The cluster file."""
     return "\n".join([*_top(site, place), *(line for table in tables(site) for line in _table(site, table)), ""])
 
 
-def target(site: Site) -> str:
+def target(site: SiteFacts) -> str:
     """Name of the cluster in the file."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", site.cluster).strip("-")
     return name if name and name != "local" else "cluster"
 
 
-def _top(site: Site, place: Place) -> Iterator[str]:
+def _top(site: SiteFacts, place: Login) -> Iterator[str]:
     slurm = " ".join(["Slurm", *([site.version] if site.version else [])])
     yield f"# Written on {place.date} by `orchestrate init --cluster`, from what {slurm} says of the cluster"
     yield f"# {target(site)} and of the user {place.user}. What Slurm does not tell is marked with (?); the rest"
@@ -295,7 +295,7 @@ def _top(site: Site, place: Place) -> Iterator[str]:
     yield "prologue = []"
 
 
-def _accounts(site: Site) -> Iterator[str]:
+def _accounts(site: SiteFacts) -> Iterator[str]:
     names = list(dict.fromkeys(a.account for a in site.accounts))
     if not site.accounting:
         yield "# This site has no accounts."
@@ -308,7 +308,7 @@ def _accounts(site: Site) -> Iterator[str]:
     yield f"account = {_say(account(site))}"
 
 
-def _table(site: Site, table: Table) -> Iterator[str]:
+def _table(site: SiteFacts, table: Table) -> Iterator[str]:
     name = target(site)
     yield ""
     if table.kind == "cpu":

@@ -74,7 +74,7 @@ SHORT_OPTIONS = {
 """Letters that stand for options in ``#SBATCH`` lines."""
 
 
-class Request(StrEnum):
+class GpuRequest(StrEnum):
     """How a site wants to be asked for GPUs."""
 
     GRES = "gres"
@@ -87,7 +87,7 @@ class Request(StrEnum):
     @property
     def directive(self) -> str:
         """The option's long name; empty for ``none``."""
-        return "" if self is Request.NONE else self.replace("_", "-")
+        return "" if self is GpuRequest.NONE else self.replace("_", "-")
 
 
 class CpusBy(StrEnum):

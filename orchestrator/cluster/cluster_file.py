@@ -13,11 +13,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from orchestrator.cluster.fields import expand
-from orchestrator.cluster.profile import ClusterProfile, CpuNodes, GpuNodes, Queue
+from orchestrator.cluster.profile import ClusterProfile, ClusterQueue, CpuNodes, GpuNodes
+from orchestrator.cluster.value_types import expand
 from orchestrator.errors import ClusterError, InputError, Mistake
 from orchestrator.plugins import nearest
-from orchestrator.toml_file import Place, TomlError, decode, explain, locate, parse, show
+from orchestrator.toml_file import KeyPath, TomlError, decode, explain, locate, parse, show
 
 __all__ = ["ClusterProfile", "choose", "load", "parse_file", "shipped"]
 
@@ -73,11 +73,11 @@ def _profile(name: str, table: dict[str, Any]) -> ClusterProfile:
     return ClusterProfile.model_validate({**table, "name": name}, context=places)
 
 
-def _unknown_key(place: Place) -> str:
+def _unknown_key(place: KeyPath) -> str:
     """What the writer of an unknown key may have meant."""
     table: type[BaseModel] = ClusterProfile
     if "queue" in place:
-        table = Queue
+        table = ClusterQueue
     elif place[0] == "gpu":
         table = GpuNodes
     elif place[0] == "cpu":

@@ -18,11 +18,11 @@ from typing import Any
 
 import jinja2
 
-from orchestrator.cluster import lint
-from orchestrator.cluster.fields import SHIPPED_TEMPLATE
+from orchestrator.cluster import script_lint
 from orchestrator.cluster.profile import ClusterProfile, CpuNodes, GpuNodes
 from orchestrator.cluster.resources import ResourceShape
-from orchestrator.cluster.sbatch import DROPPABLE, CpusBy, Launcher, Request, Requeue, Vendor
+from orchestrator.cluster.sbatch_options import DROPPABLE, CpusBy, GpuRequest, Launcher, Requeue, Vendor
+from orchestrator.cluster.value_types import SHIPPED_TEMPLATE
 from orchestrator.errors import InputError
 from orchestrator.plugins import nearest
 from orchestrator.units import format_time_limit
@@ -48,7 +48,7 @@ Directives = dict[str, str | bool]
 """Long option name to value; True for an option without one."""
 
 
-def script(shape: ResourceShape, profile: ClusterProfile, *, runs: Path, python: str) -> str:
+def render(shape: ResourceShape, profile: ClusterProfile, *, runs: Path, python: str) -> str:
     """The text of the job script for all runs of a shape.
 
     Args:
@@ -132,13 +132,13 @@ def _cpus(shape: ResourceShape, nodes: CpuNodes | GpuNodes, tasks_per_node: int)
 def _gpus(shape: ResourceShape, nodes: GpuNodes, per_node: int, tasks_per_node: int) -> dict[str, str]:
     """The one option that asks for GPUs; none where the partition says it."""
     count = {
-        Request.GRES: per_node,
-        Request.GPUS: per_node * shape.nodes,
-        Request.GPUS_PER_NODE: per_node,
-        Request.GPUS_PER_TASK: per_node // tasks_per_node,
-        Request.NONE: 0,
+        GpuRequest.GRES: per_node,
+        GpuRequest.GPUS: per_node * shape.nodes,
+        GpuRequest.GPUS_PER_NODE: per_node,
+        GpuRequest.GPUS_PER_TASK: per_node // tasks_per_node,
+        GpuRequest.NONE: 0,
     }[nodes.request]
-    words = ["gpu" if nodes.request is Request.GRES else "", nodes.type, str(count)]
+    words = ["gpu" if nodes.request is GpuRequest.GRES else "", nodes.type, str(count)]
     return {nodes.request.directive: ":".join(filter(None, words))} if count else {}
 
 
@@ -276,6 +276,6 @@ def _check(text: str, wanted: Directives, profile: ClusterProfile) -> None:
 
     It says as little of a script that ends well and has started nothing.
     """
-    fault = next(chain(lint.script_faults(text, wanted, profile.forbid), lint.launch_faults(text)), None)
+    fault = next(chain(script_lint.script_faults(text, wanted, profile.forbid), script_lint.launch_faults(text)), None)
     if fault is not None:
         raise InputError(fault.what, where=profile.template or SHIPPED_TEMPLATE, hint=fault.hint)

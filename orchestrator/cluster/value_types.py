@@ -13,9 +13,9 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from orchestrator.cluster.sbatch import OWNED_DIRECTIVES, Vendor
+from orchestrator.cluster.sbatch_options import OWNED_DIRECTIVES, Vendor
 from orchestrator.plugins import nearest
-from orchestrator.toml_file import Place, TomlError, decode, refuse, refuse_all, show
+from orchestrator.toml_file import KeyPath, TomlError, decode, invalid, invalid_values, show
 from orchestrator.units import LARGEST, QuantityError, parse_memory, parse_time_limit
 
 SHIPPED_TEMPLATE = "slurm.sh.j2"
@@ -37,7 +37,7 @@ def one_of(words: type[StrEnum]) -> BeforeValidator:
 
     def check(value: object) -> StrEnum:
         if value not in list(words):
-            raise refuse(f"{show(value)} is not one of {', '.join(words)}", nearest(str(value), words))
+            raise invalid(f"{show(value)} is not one of {', '.join(words)}", nearest(str(value), words))
         return words(str(value))
 
     return BeforeValidator(check)
@@ -48,7 +48,7 @@ def _quantity(read: Callable[[object], int]) -> PlainValidator:
         try:
             return read(value)
         except QuantityError as error:
-            raise refuse(error.what, error.hint) from error
+            raise invalid(error.what, error.hint) from error
 
     return PlainValidator(check)
 
@@ -59,32 +59,34 @@ def _node_share(value: object) -> int:
 
 def _line(value: str) -> str:
     if not value.isprintable():
-        raise refuse(f"{show(value)} holds a line end or another control character", "write it on one line")
+        raise invalid(f"{show(value)} holds a line end or another control character", "write it on one line")
     return value
 
 
 def _directive(value: str) -> str:
     found = sorted(set("$`\\\"'") & set(_line(value)))
     if found:
-        raise refuse(f"{show(value)} holds {found[0]}, and #SBATCH lines expand no variables", "write the value itself")
+        raise invalid(
+            f"{show(value)} holds {found[0]}, and #SBATCH lines expand no variables", "write the value itself"
+        )
     return value
 
 
 def _names(value: str) -> str:
     if not _NAMES.fullmatch(_directive(value)):
-        raise refuse(f"{show(value)} is not a name that Slurm takes", "letters, digits and _ . - @ : + / = ,")
+        raise invalid(f"{show(value)} is not a name that Slurm takes", "letters, digits and _ . - @ : + / = ,")
     return value
 
 
 def _variable(value: str) -> str:
     if value and not _VARIABLE.fullmatch(value):
-        raise refuse(f"{show(value)} is not the name of a variable", 'such as "CUDA_VISIBLE_DEVICES"')
+        raise invalid(f"{show(value)} is not the name of a variable", 'such as "CUDA_VISIBLE_DEVICES"')
     return value
 
 
 def _arch(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_]+", value):
-        raise refuse(
+        raise invalid(
             f"{show(value)} is not a kind of processor", 'write what "uname -m" says there: "x86_64", "aarch64"'
         )
     return value
@@ -92,7 +94,7 @@ def _arch(value: str) -> str:
 
 def _gres_type(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_.-]*", value):
-        raise refuse(
+        raise invalid(
             f"{show(value)} is not a type of GPU", 'write what stands between the colons: "a100" of gpu:a100:4'
         )
     return value
@@ -107,10 +109,10 @@ def expand(value: str, places: Mapping[str, str]) -> str:
     expanded = os.path.expandvars(value)
     if "$" in expanded:
         name = expanded[expanded.index("$") :].split("/")[0]
-        raise refuse(f"{show(value)}: {name} is not set here", "set it before the command, or write the value itself")
+        raise invalid(f"{show(value)}: {name} is not set here", "set it before the command, or write the value itself")
     for word in re.findall(r"\{(\w+)\}", expanded):
         if word not in places and word != "user":
-            raise refuse(f"{show(value)}: {{{word}}} is not known", "known are {user} and, once it is set, {scratch}")
+            raise invalid(f"{show(value)}: {{{word}}} is not known", "known are {user} and, once it is set, {scratch}")
         expanded = expanded.replace(f"{{{word}}}", places[word] if word in places else _user())
     _insist_on_names(value, expanded)
     return os.path.expanduser(expanded) if value.startswith("~") else expanded  # noqa: PTH111 (Path("") is ".")
@@ -119,14 +121,14 @@ def expand(value: str, places: Mapping[str, str]) -> str:
 def _insist_on_names(value: str, path: str) -> None:
     """Refuse a brace that is left: it would be part of a folder's name."""
     if left := re.search(r"[^/]*[{}][^/]*", path):
-        raise refuse(f"{show(value)}: {left[0]} is no place's name", "write {user} or {scratch}, with both braces")
+        raise invalid(f"{show(value)}: {left[0]} is no place's name", "write {user} or {scratch}, with both braces")
 
 
 def _user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError) as error:
-        raise refuse(
+        raise invalid(
             "{user} is not known: this account has no name here", "write the name itself, or set USER"
         ) from error
 
@@ -138,7 +140,7 @@ def _expanded(value: str, info: ValidationInfo) -> str:
 def _absolute(value: str, info: ValidationInfo) -> str:
     path = _expanded(value, info)
     if path and not path.startswith("/"):
-        raise refuse(f"{show(value)} is not an absolute path", "jobs run elsewhere; write the whole path from /")
+        raise invalid(f"{show(value)} is not an absolute path", "jobs run elsewhere; write the whole path from /")
     return path
 
 
@@ -149,15 +151,15 @@ def _on_nodes(value: str, info: ValidationInfo) -> str:
         path = path.replace(word, expand(word, info.context or {}))
     _insist_on_names(value, path)
     if path and path[0] not in "/$":
-        raise refuse(f"{show(value)} is not an absolute path", 'write a folder of the node, such as "$TMPDIR"')
+        raise invalid(f"{show(value)} is not an absolute path", 'write a folder of the node, such as "$TMPDIR"')
     return path
 
 
 def _each(value: object, check: Callable[[str, object], _Entry | None], example: str) -> dict[str, _Entry]:
     """Check every entry of a table, and report all that is wrong; an entry without a value is left out."""
     if not isinstance(value, dict):
-        raise refuse(f"{show(value)} is not a table", f"write {example}")
-    found: list[tuple[Place, str, str]] = []
+        raise invalid(f"{show(value)} is not a table", f"write {example}")
+    found: list[tuple[KeyPath, str, str]] = []
     checked: dict[str, _Entry] = {}
     for name, given in value.items():
         try:
@@ -167,22 +169,22 @@ def _each(value: object, check: Callable[[str, object], _Entry | None], example:
             wrong = (error.context or {})["mistakes"]
             found += [((name, *below), what, hint) for below, what, hint in wrong]
     if found:
-        raise refuse_all(found)
+        raise invalid_values(found)
     return checked
 
 
 def _extra(value: object, info: ValidationInfo) -> dict[str, str | bool]:
     def check(name: str, given: object) -> str | bool:
         if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
-            raise refuse("not the long name of an sbatch option", 'such as "mail-type", without dashes')
+            raise invalid("not the long name of an sbatch option", 'such as "mail-type", without dashes')
         owned = next((o for o in sorted(OWNED_DIRECTIVES) if o.startswith(name)), None)
         if owned is not None:
             keys = OWNED_DIRECTIVES[owned]
-            raise refuse(f"--{owned} is decided for each run", f"say it with {keys}" if keys else "remove it")
+            raise invalid(f"--{owned} is decided for each run", f"say it with {keys}" if keys else "remove it")
         if given is True:
             return True
         if not isinstance(given, str) or not given:
-            raise refuse(f"{show(given)} is not a value", f'write a text, as in {name} = "1", or true')
+            raise invalid(f"{show(given)} is not a value", f'write a text, as in {name} = "1", or true')
         return _directive(_expanded(given, info))
 
     return _each(value, check, 'extra = { "mail-type" = "END" }')
@@ -191,13 +193,13 @@ def _extra(value: object, info: ValidationInfo) -> dict[str, str | bool]:
 def _env(value: object) -> dict[str, str]:
     def check(name: str, given: object) -> str | None:
         if not _VARIABLE.fullmatch(name):
-            raise refuse("not the name of a variable")
+            raise invalid("not the name of a variable")
         if name in _OWNED_ENV or name.startswith("SLURM_"):
-            raise refuse("this variable is set for each run", "remove it")
+            raise invalid("this variable is set for each run", "remove it")
         if not isinstance(given, str):
-            raise refuse(f"{show(given)} is not a text", f'quote it: "{show(given)}"')
+            raise invalid(f"{show(given)} is not a text", f'quote it: "{show(given)}"')
         if "$" in given:
-            raise refuse("variables are not expanded here", f'say it in prologue: "export {name}=..."')
+            raise invalid("variables are not expanded here", f'say it in prologue: "export {name}=..."')
         return _line(given) or None
 
     return _each(value, check, 'env = { NCCL_DEBUG = "INFO" }')
@@ -207,22 +209,22 @@ def _pattern(value: str) -> str:
     try:
         re.compile(value)
     except re.error as error:
-        raise refuse(f"{show(value)} is not a regular expression: {error}", "") from error
+        raise invalid(f"{show(value)} is not a regular expression: {error}", "") from error
     return value
 
 
 def _template(value: str, info: ValidationInfo) -> str:
     path = _absolute(value, info)
     if path and not Path(path).is_file():
-        raise refuse(f"there is no file {path}", "")
+        raise invalid(f"there is no file {path}", "")
     try:
         decode(Path(path).read_bytes() if path else b"")
     except OSError as error:
-        raise refuse(f"{path} cannot be read: {error.strerror}", "make it readable for you") from error
+        raise invalid(f"{path} cannot be read: {error.strerror}", "make it readable for you") from error
     except TomlError as error:
-        raise refuse(f"{path}: {error.where}: {error.what}", error.hint) from error
+        raise invalid(f"{path}: {error.where}: {error.what}", error.hint) from error
     if Path(path).name == SHIPPED_TEMPLATE:
-        raise refuse(f"{SHIPPED_TEMPLATE} is the name of the template that yours extends", "give yours another name")
+        raise invalid(f"{SHIPPED_TEMPLATE} is the name of the template that yours extends", "give yours another name")
     return path
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cluster import profiles, render, resources
+from orchestrator.cluster import cluster_file, job_script, resources
 from orchestrator.cluster.profile import ClusterProfile
 from orchestrator.cluster.resources import ResourceShape
 from orchestrator.errors import ClusterError, InputError
@@ -27,7 +27,7 @@ PYTHON = "/scratch/me/env/bin/python"
 def placed(profile: ClusterProfile, hardware: str, strategy: str = "ddp", hours: int = 1) -> ResourceShape:
     asked = Hardware.parse(hardware)
     cpus = resources.default_cpus(profile)(asked, asked.devices)
-    train = TrainConfig(model="cnn", dataset="digits", strategy=strategy, hardware=hardware, cpus=cpus)
+    train = TrainConfig(model="cnn", dataset="digits", strategy=strategy, hardware=asked, cpus=cpus)
     execution = Execution(time_limit_s=hours * 3600)
     shape = resources.shape(train, execution, registry.strategies()[strategy], profile, None)
     assert isinstance(shape, ResourceShape), shape
@@ -35,13 +35,13 @@ def placed(profile: ClusterProfile, hardware: str, strategy: str = "ddp", hours:
 
 
 def text(profile: ClusterProfile, hardware: str, strategy: str = "ddp", runs: Path = RUNS) -> str:
-    return render.script(placed(profile, hardware, strategy), profile, runs=runs, python=PYTHON)
+    return job_script.render(placed(profile, hardware, strategy), profile, runs=runs, python=PYTHON)
 
 
 @pytest.mark.parametrize(("hardware", "strategy"), [("a100:2", "ddp"), ("a30:2", "ddp"), ("a100:1", "eager")])
 def test_golden_scripts_of_sol(hardware: str, strategy: str, golden: Callable[[str, str], None]) -> None:
     """The whole script, byte for byte; a change is seen in review."""
-    golden(f"sol-{hardware.replace(':', '-')}-{strategy}.sh", text(profiles.load("sol"), hardware, strategy))
+    golden(f"sol-{hardware.replace(':', '-')}-{strategy}.sh", text(cluster_file.load("sol"), hardware, strategy))
 
 
 COMMON = {"output", "open-mode", "signal"}
@@ -279,7 +279,7 @@ SITES: dict[str, tuple[str, str, dict[str, str | bool]]] = {
 
 
 def site(name: str) -> ClusterProfile:
-    return profiles.parse_file(f"[cluster.x]\n{SITES[name][0]}", name)["x"]
+    return cluster_file.parse_file(f"[cluster.x]\n{SITES[name][0]}", name)["x"]
 
 
 @pytest.mark.parametrize("name", SITES)
@@ -287,7 +287,7 @@ def test_each_site_gets_its_own_set_of_directives(name: str) -> None:
     """A pair in the site's words: exactly this set, at most one way to ask for GPUs and memory, nothing forbidden."""
     profile = site(name)
     _, hardware, expected = SITES[name]
-    got = render.directives(placed(profile, hardware), profile, jobs="/runs/jobs")
+    got = job_script.directives(placed(profile, hardware), profile, jobs="/runs/jobs")
     policy = {} if expected.get("requeue") else {"no-requeue": True}
     assert {k: v for k, v in got.items() if k not in COMMON} == {
         "nodes": "1",
@@ -311,16 +311,16 @@ def test_slurm_would_read_every_directive(name: str) -> None:
     written = [line for line in lines[:first_command] if line.startswith("#SBATCH ")]
     assert sum("#SBATCH" in line for line in lines) == len(written)
     options = dict(shlex.split(line)[1].removeprefix("--").partition("=")[::2] for line in written)
-    wanted = render.directives(placed(profile, hardware), profile, jobs=f"{RUNS}/jobs")
+    wanted = job_script.directives(placed(profile, hardware), profile, jobs=f"{RUNS}/jobs")
     assert options == {k: "" if v is True else v for k, v in wanted.items()}
 
 
 def test_a_forbidden_option_that_a_job_can_do_without_is_left_out() -> None:
     """open-mode and signal are ours, not the profile's."""
-    profile = profiles.parse_file(
+    profile = cluster_file.parse_file(
         '[cluster.x]\nforbid = ["open-mode", "signal", "no-requeue"]\n[cluster.x.cpu]\n', "cluster.toml"
     )["x"]
-    got = render.directives(placed(profile, "cpu:2"), profile, jobs="/runs/jobs")
+    got = job_script.directives(placed(profile, "cpu:2"), profile, jobs="/runs/jobs")
     assert not set(profile.forbid) & set(got)
     assert "output" in got
 
@@ -328,18 +328,18 @@ def test_a_forbidden_option_that_a_job_can_do_without_is_left_out() -> None:
 @pytest.mark.parametrize(("minutes", "lead"), [(1, 6), (10, 60), (15, 90), (600, 90)])
 def test_the_time_limit_is_announced_within_the_job(minutes: int, lead: int) -> None:
     """A lead of 90 s would end a job of one minute at its start."""
-    profile = profiles.load("sol")
+    profile = cluster_file.load("sol")
     shape = placed(profile, "a100:1", "eager")
     train = Execution(time_limit_s=minutes * 60)
     short = resources.shape(
-        TrainConfig(model="cnn", dataset="digits", strategy="eager", hardware="a100:1", cpus=12),
+        TrainConfig(model="cnn", dataset="digits", strategy="eager", hardware=Hardware("a100", 1), cpus=12),
         train,
         registry.strategies()["eager"],
         profile,
         None,
     )
     assert isinstance(short, ResourceShape) and short.gpu == shape.gpu
-    assert render.directives(short, profile, jobs="/j")["signal"] == f"USR2@{lead}"
+    assert job_script.directives(short, profile, jobs="/j")["signal"] == f"USR2@{lead}"
 
 
 LAB = """
@@ -354,7 +354,7 @@ cpus_per_gpu = 1
 
 
 def lab(top: str = "", gpu: str = "") -> ClusterProfile:
-    return profiles.parse_file(LAB.format(top=top, gpu=gpu), "cluster.toml")["lab"]
+    return cluster_file.parse_file(LAB.format(top=top, gpu=gpu), "cluster.toml")["lab"]
 
 
 def test_launchers_start_one_process_each_rank_and_never_twice() -> None:
@@ -406,7 +406,7 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         profile = lab(f"slurm_bin = {json.dumps(str(tools))}\n{top}" if "slurm_bin" not in top else top)
         shape = placed(profile, "a100:1", "eager")
         script = tmp_path / "script.sh"
-        script.write_text(render.script(shape, profile, runs=runs or tmp_path / "runs", python=str(python)))
+        script.write_text(job_script.render(shape, profile, runs=runs or tmp_path / "runs", python=str(python)))
         return subprocess.run(
             ["/bin/bash", "--noprofile", "--norc", str(script)],
             env={"SLURM_JOB_ID": "7", "HOSTNAME": "n1", **env},
@@ -494,7 +494,7 @@ def test_a_prologue_that_fails_ends_the_job(
     """With an exit code of its own, before any rank starts, and saying which line."""
     line = line.replace("it's", "it\\\\'s")
     done = run(f'prologue = ["true", "{line}", "export LATER=1"]')
-    assert done.returncode == render.ScriptExit.PROLOGUE
+    assert done.returncode == job_script.ScriptExit.PROLOGUE
     assert f"orchestrate: prologue failed: {line.replace(chr(92) * 2, chr(92))} (on n1)" in done.stderr
     assert not (tmp_path / "record.json").exists()
 
@@ -505,7 +505,7 @@ def test_a_site_where_the_interpreter_is_not_there(
     """The node says which file it misses."""
     (tmp_path / "it's; *" / "python 3").unlink()
     done = run()
-    assert done.returncode == render.ScriptExit.INTERPRETER
+    assert done.returncode == job_script.ScriptExit.INTERPRETER
     assert f"no interpreter {tmp_path}/it's; */python 3 here" in done.stderr
 
 
@@ -513,9 +513,9 @@ def test_a_site_where_srun_is_elsewhere(
     monkeypatch: pytest.MonkeyPatch, run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     """The message names the key of the cluster file that says where."""
-    monkeypatch.setattr(render, "DEFAULT_PATH", "/nowhere")
+    monkeypatch.setattr(job_script, "DEFAULT_PATH", "/nowhere")
     done = run('slurm_bin = "/nowhere"', PATH="/nowhere")
-    assert done.returncode == render.ScriptExit.LAUNCHER
+    assert done.returncode == job_script.ScriptExit.LAUNCHER
     assert "no srun on PATH: set slurm_bin in the cluster file" in done.stderr
 
 
@@ -525,7 +525,7 @@ def test_a_runs_folder_that_the_node_cannot_write(
     """A file stands where the folder should be."""
     (tmp_path / "runs").write_text("")
     done = run()
-    assert done.returncode == render.ScriptExit.FOLDER
+    assert done.returncode == job_script.ScriptExit.FOLDER
     assert f"cannot make {tmp_path}/runs/jobs/7" in done.stderr
 
 
@@ -558,10 +558,10 @@ def test_the_exit_code_of_a_launch_of_ones_own_is_the_jobs(
 def test_a_runs_folder_that_slurm_cannot_name(name: str) -> None:
     """Refused before anything is written, with the character."""
     with pytest.raises(InputError) as caught:
-        text(profiles.load("sol"), "a100:1", "eager", runs=Path("/x") / name)
+        text(cluster_file.load("sol"), "a100:1", "eager", runs=Path("/x") / name)
     assert "the path of the runs folder holds" in str(caught.value)
     with pytest.raises(InputError, match="not absolute"):
-        text(profiles.load("sol"), "a100:1", "eager", runs=Path("runs"))
+        text(cluster_file.load("sol"), "a100:1", "eager", runs=Path("runs"))
 
 
 def with_template(folder: Path, content: str, newline: str = "\n") -> str:
@@ -710,7 +710,7 @@ def test_a_misspelt_name_in_a_template(tmp_path: Path, written: str, what: str, 
 
 def test_rendering_needs_no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are made where there is no srun, and say the same as on the login node."""
-    with_slurm = text(profiles.load("sol"), "a30:2")
+    with_slurm = text(cluster_file.load("sol"), "a30:2")
     monkeypatch.setenv("PATH", "/nowhere")
     assert os.environ["PATH"] == "/nowhere"
-    assert text(profiles.load("sol"), "a30:2") == with_slurm
+    assert text(cluster_file.load("sol"), "a30:2") == with_slurm

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.cluster.sbatch import INDISPENSABLE, OWNED_DIRECTIVES, SHORT_OPTIONS
+from orchestrator.cluster.sbatch_options import INDISPENSABLE, OWNED_DIRECTIVES, SHORT_OPTIONS
 
 GPU_DIRECTIVES = frozenset({"gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"})
 MEMORY_DIRECTIVES = frozenset({"mem", "mem-per-cpu", "mem-per-gpu"})

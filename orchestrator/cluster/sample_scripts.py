@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.cluster import render, resources
-from orchestrator.cluster.lint import Fault, options_in
-from orchestrator.cluster.profile import ClusterProfile, GpuNodes, Queue
+from orchestrator.cluster import job_script, resources
+from orchestrator.cluster.profile import ClusterProfile, ClusterQueue, GpuNodes
 from orchestrator.cluster.resources import ResourceShape
+from orchestrator.cluster.script_lint import Fault, options_in
 from orchestrator.errors import InputError
 from orchestrator.units import QuantityError, format_time_limit, parse_time_limit
 from workloads import registry
@@ -25,7 +25,7 @@ _HOUR_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class Sample:
     """What a profile makes of one request."""
 
     hardware: str
@@ -38,7 +38,7 @@ class Rendered:
     faults: list[Fault] = field(default_factory=list)
 
 
-def pairs(profile: ClusterProfile, *, runs: Path = Path("/runs")) -> Iterator[Rendered]:
+def samples(profile: ClusterProfile, *, runs: Path = Path("/runs")) -> Iterator[Sample]:
     """Ask for two devices of each type on one node: for an hour, for each queue's limit, for more than any gives."""
     for kind in [*profile.gpu, *(["cpu"] if profile.cpu else [])]:
         nodes = profile.nodes(kind)
@@ -46,26 +46,26 @@ def pairs(profile: ClusterProfile, *, runs: Path = Path("/runs")) -> Iterator[Re
         caps = {q.max_time_s for q in nodes.queue if q.max_time_s and (profile.allow_preemptable or not q.preemptable)}
         beyond = max(caps) + 60 if caps and all(q.max_time_s for q in nodes.queue) else 0
         for limit_s in sorted({min([_HOUR_S, *caps]), *caps, *([beyond] if beyond else [])}):
-            yield request(profile, f"{kind}:2", limit_s, runs=runs)
+            yield sample(profile, f"{kind}:2", limit_s, runs=runs)
         if isinstance(nodes, GpuNodes) and (nodes.node_gpus < 2 or nodes.mig):
-            yield request(profile, f"{kind}:1", min([_HOUR_S, *caps]), runs=runs)
+            yield sample(profile, f"{kind}:1", min([_HOUR_S, *caps]), runs=runs)
 
 
-def request(profile: ClusterProfile, hardware: str, time_limit_s: int, *, runs: Path = Path("/runs")) -> Rendered:
+def sample(profile: ClusterProfile, hardware: str, time_limit_s: int, *, runs: Path = Path("/runs")) -> Sample:
     """What a profile makes of a run on such hardware."""
     asked = Hardware.parse(hardware)
     cpus = resources.default_cpus(profile)(asked, asked.devices)
-    train = TrainConfig(model="cnn", dataset="digits", strategy=_PROBE, hardware=hardware, cpus=cpus)
+    train = TrainConfig(model="cnn", dataset="digits", strategy=_PROBE, hardware=asked, cpus=cpus)
     strategy = registry.strategies()[_PROBE]
     shape = resources.shape(train, Execution(time_limit_s=time_limit_s), strategy, profile, None)
     if isinstance(shape, str):
-        return Rendered(hardware, time_limit_s, refusal=shape)
+        return Sample(hardware, time_limit_s, refusal=shape)
     try:
-        text = render.script(shape, profile, runs=runs, python=profile.python)
+        text = job_script.render(shape, profile, runs=runs, python=profile.python)
     except InputError as error:
-        return Rendered(hardware, time_limit_s, shape=shape, faults=[Fault(error.what, error.hint)])
+        return Sample(hardware, time_limit_s, shape=shape, faults=[Fault(error.what, error.hint)])
     faults = list(_time_faults(text, shape, profile))
-    return Rendered(hardware, time_limit_s, shape=shape, text=text, faults=faults)
+    return Sample(hardware, time_limit_s, shape=shape, text=text, faults=faults)
 
 
 def _time_faults(text: str, shape: ResourceShape, profile: ClusterProfile) -> Iterator[Fault]:
@@ -77,7 +77,7 @@ def _time_faults(text: str, shape: ResourceShape, profile: ClusterProfile) -> It
     nodes = profile.nodes(shape.gpu or "cpu")
     queues = nodes.queue if nodes is not None else ()
     pair = (said.get("partition", ""), said.get("qos", ""))
-    queue = next((q for q in queues if (q.partition, q.qos) == pair), None if queues else Queue())
+    queue = next((q for q in queues if (q.partition, q.qos) == pair), None if queues else ClusterQueue())
     if queue is None:
         yield Fault(f"the script names {'/'.join(map(str, pair))}, which is none of the profile's queues")
         return
@@ -92,7 +92,7 @@ def _time_faults(text: str, shape: ResourceShape, profile: ClusterProfile) -> It
 
 def profile_faults(profile: ClusterProfile, *, runs: Path = Path("/runs")) -> list[Fault]:
     """What is wrong with the scripts of a profile; also when no pair and no single device can be had at all."""
-    every = list(pairs(profile, runs=runs))
+    every = list(samples(profile, runs=runs))
     found = [Fault(f"{r.hardware}: {fault.what}", fault.hint) for r in every for fault in r.faults]
     if not any(r.text for r in every) and not found:
         reasons = dict.fromkeys(r.refusal for r in every)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cluster import lint, profiles, render, trials
+from orchestrator.cluster import cluster_file, job_script, sample_scripts, script_lint
 from orchestrator.cluster.profile import ClusterProfile
-from orchestrator.cluster.trials import Rendered
+from orchestrator.cluster.sample_scripts import Sample
 
 RUNS = Path("/scratch/me/study/runs")
 PYTHON = "/scratch/me/env/bin/python"
-SHIPPED = sorted(profiles.shipped())
+SHIPPED = sorted(cluster_file.shipped())
 
 NO_PAIR = {
     ("lonestar6", "a100-small"): "2 GPUs on one node are asked for, and a100-small nodes of lonestar6 have 1 GPU",
@@ -32,7 +32,7 @@ NO_PAIR = {
 
 def profile(name: str) -> ClusterProfile:
     """With an account where the site wants one."""
-    loaded = profiles.load(name)
+    loaded = cluster_file.load(name)
     return loaded.model_copy(update={"account": "abc123"}) if loaded.needs_account else loaded
 
 
@@ -47,9 +47,9 @@ def options(script: str) -> dict[str, str]:
 def test_a_pair_of_each_type(name: str) -> None:
     """For an hour and for each queue's limit: one way to ask for GPUs, one or none for memory, nothing forbidden."""
     site = profile(name)
-    assert not trials.profile_faults(site)
-    by_kind: dict[str, list[Rendered]] = {}
-    for made in trials.pairs(site, runs=RUNS):
+    assert not sample_scripts.profile_faults(site)
+    by_kind: dict[str, list[Sample]] = {}
+    for made in sample_scripts.samples(site, runs=RUNS):
         by_kind.setdefault(made.hardware, []).append(made)
     for kind, nodes in site.gpu.items():
         made = by_kind[f"{kind}:2"]
@@ -62,9 +62,9 @@ def test_a_pair_of_each_type(name: str) -> None:
             first_command = re.search(r"^[^#\s]", pair.text, re.MULTILINE)
             assert first_command and pair.text.rindex("#SBATCH") < first_command.start()
             said = options(pair.text)
-            assert len(said.keys() & lint.GPU_DIRECTIVES) == (0 if nodes.request == "none" else 1)
+            assert len(said.keys() & script_lint.GPU_DIRECTIVES) == (0 if nodes.request == "none" else 1)
             asks_memory = nodes.mem_style != "none" and nodes.mem_per_gpu_bytes is not None
-            assert len(said.keys() & lint.MEMORY_DIRECTIVES) == asks_memory
+            assert len(said.keys() & script_lint.MEMORY_DIRECTIVES) == asks_memory
             assert not said.keys() & set(site.forbid)
             assert said["nodes"] == "1" and ("account" in said) == bool(site.account)
             caps = {(q.partition, q.qos): q.max_time_s for q in nodes.queue} or {("", ""): 0}
@@ -80,7 +80,7 @@ def test_every_device_without_a_pair_is_known() -> None:
     refused = {
         (name, made.hardware.removesuffix(":2"))
         for name in SHIPPED
-        for made in trials.pairs(profile(name))
+        for made in sample_scripts.samples(profile(name))
         if made.refusal and made.time_limit_s <= 3600 and made.hardware.endswith(":2")
     }
     assert refused == set(NO_PAIR)
@@ -89,7 +89,7 @@ def test_every_device_without_a_pair_is_known() -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_profile_says_what_is_known_and_what_is_assumed(name: str) -> None:
     """In a comment at its top; it holds one table, of its own name."""
-    text = profiles.shipped()[name]
+    text = cluster_file.shipped()[name]
     top = text.split("\n[", 1)[0]
     assert "# Known" in top and "# Assumed: " in top and len(top) > 100
     assert list(tomllib.loads(text)["cluster"]) == [name]
@@ -116,10 +116,10 @@ HOSTS = {
 def test_a_host_belongs_to_one_profile_at_most(tmp_path: Path) -> None:
     """Patterns do not overlap, and a profile without one is never found by a host's name."""
     for name, host in {**HOSTS, "": "login.example.org"}.items():
-        matching = [other for other in SHIPPED if profiles.load(other).matches(host)]
+        matching = [other for other in SHIPPED if cluster_file.load(other).matches(host)]
         assert matching == ([name] if name else [])
         if name:
-            chosen = profiles.choose(
+            chosen = cluster_file.choose(
                 local=False, named=None, cwd=tmp_path, hostname=host, which=lambda _: "/bin/sbatch"
             )
             assert chosen is not None and chosen.name == name
@@ -132,7 +132,7 @@ def test_golden_scripts(name: str, hardware: str, golden: Callable[[str, str], N
     """The scripts of the sites that differ most from Sol, whose own are in test_render: no request at all and a whole
     node; a constraint without a partition; another vendor."""
     site = profile(name).model_copy(update={"python": PYTHON})
-    made = trials.request(site, hardware, 3600, runs=RUNS)
+    made = sample_scripts.sample(site, hardware, 3600, runs=RUNS)
     golden(f"{name}-{hardware.replace(':', '-')}-probe.sh", made.text)
 
 
@@ -153,12 +153,12 @@ BROKEN = {
 def test_the_lint_finds_what_is_wrong(script: str) -> None:
     """One script for each rule, wrong in that alone."""
     site = profile("sol")
-    made = trials.request(site, "a100:2", 3600)
+    made = sample_scripts.sample(site, "a100:2", 3600)
     assert made.shape is not None
-    wanted = render.directives(made.shape, site, jobs="/runs/jobs")
+    wanted = job_script.directives(made.shape, site, jobs="/runs/jobs")
     lines = "".join(f"{line}\n" for line in made.text.split("\n") if line.startswith("#SBATCH"))
-    assert not list(lint.script_faults(f"#!/bin/bash\n{lines}", wanted, ["reservation"]))
-    found = [fault.what for fault in lint.script_faults(script.replace("{d}", lines), wanted, ["reservation"])]
+    assert not list(script_lint.script_faults(f"#!/bin/bash\n{lines}", wanted, ["reservation"]))
+    found = [fault.what for fault in script_lint.script_faults(script.replace("{d}", lines), wanted, ["reservation"])]
     assert found[0] == BROKEN[script]
 
 
@@ -167,14 +167,14 @@ def test_the_lint_holds_a_script_against_the_limits_of_its_queue(tmp_path: Path)
     template = tmp_path / "mine.sh.j2"
     template.write_text('{% extends "slurm.sh.j2" %}\n{% block directives %}{% endblock %}\n')
     site = profile("sol").model_copy(update={"template": str(template)})
-    (fault, *_) = trials.profile_faults(site)
+    (fault, *_) = sample_scripts.profile_faults(site)
     assert (fault.what, fault.hint) == ("a100:2: --nodes is missing", "write {{ super() }} in the block directives")
 
 
 def test_a_profile_that_can_run_nothing() -> None:
     """One sentence with the reasons."""
     text = '[cluster.x]\nlauncher = "none"\n[cluster.x.gpu.a30]\nnode_gpus = 2\ncpus_per_gpu = 1\n'
-    (fault,) = trials.profile_faults(profiles.parse_file(text, "cluster.toml")["x"])
+    (fault,) = sample_scripts.profile_faults(cluster_file.parse_file(text, "cluster.toml")["x"])
     assert (
         fault.what
         == "no run is possible here: launcher none starts one process; several ranks need launcher srun or torchrun"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from orchestrator.cluster import profiles
-from orchestrator.cluster.profile import ClusterProfile, GpuNodes, Queue, Recovery
+from orchestrator.cluster import cluster_file
+from orchestrator.cluster.profile import ClusterProfile, ClusterQueue, GpuNodes, Recovery
 from orchestrator.errors import ClusterError, InputError
 
 ROOT = Path(__file__).parents[2]
@@ -28,13 +28,13 @@ cpus_per_gpu = 12
 
 
 def profile(top: str = "", gpu: str = "") -> ClusterProfile:
-    return profiles.parse_file(SMALL.format(top=top, gpu=gpu), "cluster.toml")["lab"]
+    return cluster_file.parse_file(SMALL.format(top=top, gpu=gpu), "cluster.toml")["lab"]
 
 
 def mistakes(text: str) -> dict[str, tuple[str, str]]:
     """Place below the cluster's table -> (what, hint)."""
     with pytest.raises(ClusterError) as caught:
-        profiles.parse_file(text, "cluster.toml")
+        cluster_file.parse_file(text, "cluster.toml")
     return {
         m.where.removeprefix("cluster.toml: ").removeprefix("cluster.lab."): (m.what, m.hint)
         for m in caught.value.mistakes
@@ -51,17 +51,17 @@ def mistake(top: str = "", gpu: str = "") -> tuple[str, str, str]:
 
 def test_the_example_means_the_same_as_the_shipped_profile() -> None:
     """The commented example and the profile that works without a file cannot drift apart."""
-    example = profiles.load(ROOT / "cluster.example.toml")
-    assert example == profiles.load("sol")
-    assert example.digest == profiles.load("sol").digest
+    example = cluster_file.load(ROOT / "cluster.example.toml")
+    assert example == cluster_file.load("sol")
+    assert example.digest == cluster_file.load("sol").digest
 
 
 def test_the_example_shows_every_key() -> None:
     """A key that the example does not explain is a key that nobody finds."""
-    from orchestrator.cluster.profile import CpuNodes, GpuNodes, Queue
+    from orchestrator.cluster.profile import ClusterQueue, CpuNodes, GpuNodes
 
     text = (ROOT / "cluster.example.toml").read_text(encoding="utf-8")
-    for table in (ClusterProfile, GpuNodes, CpuNodes, Queue):
+    for table in (ClusterProfile, GpuNodes, CpuNodes, ClusterQueue):
         for name, field in table.model_fields.items():
             assert (field.alias or name) in text, f"{table.__name__}.{name}"
 
@@ -130,7 +130,7 @@ partion = "htc"
 def test_a_file_that_is_no_cluster_file(text: str, where: str, what: str) -> None:
     """Broken TOML, wrong tables and a reserved name are refused with their place."""
     with pytest.raises(ClusterError) as caught:
-        profiles.parse_file(text, "cluster.toml")
+        cluster_file.parse_file(text, "cluster.toml")
     assert where in str(caught.value)
     assert what in str(caught.value)
 
@@ -338,7 +338,7 @@ VALUES = ('"text"', "3", "1.5", "true", "nan", "1979-05-27", "[1]", "[[1]]", "[]
 TABLES = {
     ClusterProfile: "[cluster.lab]",
     GpuNodes: "[cluster.lab.gpu.a100]",
-    Queue: "[cluster.lab.cpu]\n[[cluster.lab.cpu.queue]]",
+    ClusterQueue: "[cluster.lab.cpu]\n[[cluster.lab.cpu.queue]]",
     Recovery: "[cluster.lab.recovery]",
 }
 
@@ -351,7 +351,7 @@ def test_no_value_of_any_kind_gets_a_message_of_the_library(table: type[BaseMode
     for (name, field), value in itertools.product(table.model_fields.items(), VALUES):
         line = f"{field.alias or name} = {value}"
         try:
-            profiles.parse_file(f"{TABLES[table]}\n{line}\n", "cluster.toml")
+            cluster_file.parse_file(f"{TABLES[table]}\n{line}\n", "cluster.toml")
         except ClusterError as error:
             found += [(line, m.what, m.hint) for m in error.mistakes]
     assert len(found) > len(table.model_fields)
@@ -407,28 +407,28 @@ def test_a_file_of_several_clusters(tmp_path: Path) -> None:
     """The host decides, or the name after a colon; otherwise both are named."""
     file = tmp_path / "cluster.toml"
     file.write_text(TWO)
-    assert profiles.load(file, hostname="phx-login1").name == "phoenix"
-    assert profiles.load(f"{file}:sol", hostname="phx-login1").name == "sol"
+    assert cluster_file.load(file, hostname="phx-login1").name == "phoenix"
+    assert cluster_file.load(f"{file}:sol", hostname="phx-login1").name == "sol"
     with pytest.raises(InputError) as caught:
-        profiles.load(file, hostname="laptop")
+        cluster_file.load(file, hostname="laptop")
     assert "several clusters (sol, phoenix)" in str(caught.value)
     assert f"--cluster {file}:sol" in caught.value.hint
     with pytest.raises(InputError, match='there is no cluster "fenix"'):
-        profiles.load(f"{file}:fenix")
+        cluster_file.load(f"{file}:fenix")
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     """Missing, not UTF-8 and mistaken files are said by their path, never by a traceback."""
     with pytest.raises(InputError) as caught:
-        profiles.load(tmp_path / "no.toml")
+        cluster_file.load(tmp_path / "no.toml")
     assert "no such cluster file, and no shipped profile of that name" in str(caught.value)
     assert "shipped profiles: " in caught.value.hint and " sol," in caught.value.hint
     with pytest.raises(InputError) as caught:
-        profiles.load("sool")
+        cluster_file.load("sool")
     assert caught.value.hint == 'did you mean "sol"?'
     (tmp_path / "latin.toml").write_bytes(b'[cluster.lab]\naccount = "\xe9"\n')
     with pytest.raises(ClusterError, match=r"latin\.toml: line 2: byte 0xe9 is not UTF-8"):
-        profiles.load(tmp_path / "latin.toml")
+        cluster_file.load(tmp_path / "latin.toml")
 
 
 def test_windows_line_ends_and_a_byte_order_mark_are_read(tmp_path: Path) -> None:
@@ -437,7 +437,7 @@ def test_windows_line_ends_and_a_byte_order_mark_are_read(tmp_path: Path) -> Non
     file.write_bytes(
         b"\xef\xbb\xbf" + SMALL.format(top='prologue = ["module load a"]', gpu="").replace("\n", "\r\n").encode()
     )
-    assert profiles.load(file).prologue == ("module load a",)
+    assert cluster_file.load(file).prologue == ("module load a",)
 
 
 def on_path(*commands: str) -> Callable[[str], str | None]:
@@ -451,7 +451,7 @@ def no_look_up(hostname: str) -> str:
 def test_choose_takes_local_mode_where_there_is_no_slurm(tmp_path: Path) -> None:
     """And asks no name server."""
     assert (
-        profiles.choose(local=False, named=None, cwd=tmp_path, hostname="laptop", which=on_path(), fqdn=no_look_up)
+        cluster_file.choose(local=False, named=None, cwd=tmp_path, hostname="laptop", which=on_path(), fqdn=no_look_up)
         is None
     )
 
@@ -462,7 +462,7 @@ def test_choose_follows_its_order(tmp_path: Path) -> None:
     (tmp_path / "other.toml").write_text(SMALL.format(top="", gpu="").replace("lab", "other"))
 
     def choice(*, local: bool = False, named: Path | None = None) -> str | None:
-        chosen = profiles.choose(local=local, named=named, cwd=tmp_path, hostname=sol, which=on_path("sbatch"))
+        chosen = cluster_file.choose(local=local, named=named, cwd=tmp_path, hostname=sol, which=on_path("sbatch"))
         return chosen.name if chosen else None
 
     assert choice() == "sol"
@@ -475,7 +475,7 @@ def test_choose_follows_its_order(tmp_path: Path) -> None:
 
 def test_choose_knows_a_login_node_by_its_full_name(tmp_path: Path) -> None:
     """Many sites' hosts call themselves by the short name only."""
-    chosen = profiles.choose(
+    chosen = cluster_file.choose(
         local=False,
         named=None,
         cwd=tmp_path,
@@ -489,6 +489,8 @@ def test_choose_knows_a_login_node_by_its_full_name(tmp_path: Path) -> None:
 def test_choose_never_trains_on_a_login_node_by_accident(tmp_path: Path) -> None:
     """With sbatch and no profile the two ways out are named."""
     with pytest.raises(InputError) as caught:
-        profiles.choose(local=False, named=None, cwd=tmp_path, hostname="login01", which=on_path("sbatch"), fqdn=str)
+        cluster_file.choose(
+            local=False, named=None, cwd=tmp_path, hostname="login01", which=on_path("sbatch"), fqdn=str
+        )
     assert "--cluster" in caught.value.hint and "--local" in caught.value.hint
     assert caught.value.exit_code == 2

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cluster import clusterfile, discovery, profiles, sites, trials
+from orchestrator.cluster import cluster_file, cluster_file_writer, discovery, sample_scripts, site_facts
 from orchestrator.cluster.profile import ClusterProfile
-from orchestrator.cluster.sites import Site
+from orchestrator.cluster.site_facts import SiteFacts
 from orchestrator.errors import InputError, OperationError
 
 HOSTS = ("login2", "login2.big.example.edu")
@@ -74,18 +74,19 @@ def settings(**changes: str) -> dict[str, str]:
     return {name: text for name, text in {**BIG, **changes}.items() if text}
 
 
-def made(site: Site, **place: str) -> tuple[str, ClusterProfile]:
+def made(site: SiteFacts, **place: str) -> tuple[str, ClusterProfile]:
     """The file and what it means."""
-    text = clusterfile.text(
-        site, clusterfile.Place(**{"user": "me", "host": HOSTS[-1], "date": "2026-11-28", "scratch": ""} | place)
+    text = cluster_file_writer.text(
+        site,
+        cluster_file_writer.Login(**{"user": "me", "host": HOSTS[-1], "date": "2026-11-28", "scratch": ""} | place),
     )
-    return text, profiles.parse_file(text, "cluster.toml")[clusterfile.target(site)]
+    return text, cluster_file.parse_file(text, "cluster.toml")[cluster_file_writer.target(site)]
 
 
 def test_a_large_site(tmp_path: Path) -> None:
     """Types with dots, slices, another processor, nodes that differ, pairs of partition and QOS with their limits, what
     is preempted; partitions of others and those that are down are left out. Every pair that it has passes the lint."""
-    text, profile = made(sites.read(BIG), scratch="/scratch/{user}")
+    text, profile = made(site_facts.parse(BIG), scratch="/scratch/{user}")
     assert profile.name == "big" and profile.matches("login7.big.example.edu") and not profile.matches("big.org")
     assert profile.account == "grp_lab" and "# Your accounts: grp_lab, class_ml; grp_lab is the one" in text
     assert (profile.max_submit, profile.array_index_max, profile.accounting) == (500, 50000, "auto")
@@ -107,23 +108,23 @@ def test_a_large_site(tmp_path: Path) -> None:
     ]
     assert profile.cpu is not None and [str(q) for q in profile.cpu.queue] == ["public/public"]
     assert profile.cpu.node_cores == 128
-    assert not trials.profile_faults(profile, runs=tmp_path)
+    assert not sample_scripts.profile_faults(profile, runs=tmp_path)
 
 
 @pytest.mark.parametrize("missing", ["partitions", "nodes", "config", "user", "associations", "qos"])
 def test_any_answer_but_the_first_may_be_missing(missing: str) -> None:
     """The file says which question was not answered and why, and can still be read."""
-    site = sites.read(settings(**{missing: ""}), {missing: "Access denied"})
+    site = site_facts.parse(settings(**{missing: ""}), {missing: "Access denied"})
     text, profile = made(site)
     # Without its settings nobody knows whether a site has accounts, so nobody misses them.
     assert f"# Not answered here: {missing} (Access denied)" in text
-    assert "a100" in profile.gpu and not trials.profile_faults(profile)
+    assert "a100" in profile.gpu and not sample_scripts.profile_faults(profile)
 
 
 def test_a_site_without_accounting() -> None:
     """No account, no QOS; states come from the controller."""
     config = "ClusterName = lab\nAccountingStorageType = accounting_storage/none\nMaxArraySize = 1001\n"
-    site = sites.read(settings(config=config, user="", associations="", qos=""), {"qos": "You are not running"})
+    site = site_facts.parse(settings(config=config, user="", associations="", qos=""), {"qos": "You are not running"})
     text, profile = made(site)
     assert "# This site has no accounts." in text and "Not answered" not in text
     assert (profile.account, profile.accounting, profile.requeue) == ("", "squeue", "never")
@@ -137,7 +138,7 @@ gpu|up|1-00:00:00|8|64|500000|gpu:8|a100,nvme
 gpu|up|1-00:00:00|8|40|180000|gpu:4|v100-32g
 gpu|up|1-00:00:00|2|40|180000|gpu:4|(null)
 """
-    _, profile = made(sites.read({"sinfo": sinfo, "config": BIG["config"]}))
+    _, profile = made(site_facts.parse({"sinfo": sinfo, "config": BIG["config"]}))
     assert {kind: (nodes.type, nodes.constraint) for kind, nodes in profile.gpu.items()} == {
         "a100": ("", "a100"),
         "v100": ("", "v100-32g"),
@@ -160,7 +161,7 @@ gpu|up|1-00:00:00|2|40|180000|gpu:4|(null)
 )
 def test_gres_of_every_kind(gres: str, found: list[tuple[str, int]]) -> None:
     """The type is kept as the site spells it."""
-    assert list(sites.gpus(gres)) == found
+    assert list(site_facts.gpus(gres)) == found
 
 
 @pytest.mark.parametrize(
@@ -179,14 +180,14 @@ def test_gres_of_every_kind(gres: str, found: list[tuple[str, int]]) -> None:
 )
 def test_times_as_slurm_prints_them(text: str, seconds: int) -> None:
     """Two fields are minutes and seconds; no limit is 0."""
-    assert sites.seconds(text) == seconds
+    assert site_facts.seconds(text) == seconds
 
 
 def test_nodes_that_are_given_whole() -> None:
     """OverSubscribe=EXCLUSIVE: the request says so, and its cost is that of the node."""
     partitions = "PartitionName=gpu AllowQos=ALL OverSubscribe=EXCLUSIVE State=UP MaxTime=1-00:00:00 Default=YES"
     sinfo = "gpu|up|1-00:00:00|8|96|768000|gpu:h100:4|(null)\n"
-    _, profile = made(sites.read({"sinfo": sinfo, "partitions": partitions}))
+    _, profile = made(site_facts.parse({"sinfo": sinfo, "partitions": partitions}))
     assert profile.gpu["h100"].asked_gpus(2) == 4 and profile.name == "cluster"
 
 
@@ -198,7 +199,7 @@ PartitionName=free Default=YES MaxTime=1-00:00:00 PriorityTier=1 State=UP
 PartitionName=paid Default=NO MaxTime=2-00:00:00 PriorityTier=10 State=UP
 """
     sinfo = "free|up|1-00:00:00|8|32|256000|gpu:A30:4|(null)\npaid|up|2-00:00:00|8|32|256000|gpu:A30:4|(null)\n"
-    _, profile = made(sites.read({"sinfo": sinfo, "partitions": partitions, "config": config}))
+    _, profile = made(site_facts.parse({"sinfo": sinfo, "partitions": partitions, "config": config}))
     assert profile.requeue == "requeue" and profile.gpu["a30"].type == "A30"
     assert [(q.partition, q.preemptable) for q in profile.gpu["a30"].queue] == [("paid", False), ("free", True)]
 
@@ -215,7 +216,7 @@ class Slurm:
 
     def __call__(self, *argv: str) -> tuple[bool, str]:
         self.asked.append(argv)
-        question = next(q for q, a in sites.COMMANDS.items() if tuple(w.format(user="me") for w in a) == argv)
+        question = next(q for q, a in site_facts.COMMANDS.items() if tuple(w.format(user="me") for w in a) == argv)
         return (True, self.answers[question]) if question in self.answers else (False, self.refuses)
 
 
@@ -238,7 +239,7 @@ def test_a_shipped_profile_is_taken_where_its_hosts_match() -> None:
     """The text is that of the profile; whoever has several accounts there gets the usual one, and reads the others."""
     hosts = ("sol-login01", "sol-login01.sol.rc.asu.edu")
     found = discovery.compose(None, Slurm({}), hosts=hosts)
-    assert found.text == profiles.shipped()["sol"]
+    assert found.text == cluster_file.shipped()["sol"]
     several = discovery.compose(None, Slurm(BIG), hosts=hosts)
     said = '# Your accounts: grp_lab, class_ml.\naccount = "grp_lab"\n'
     assert several.text == found.text.replace("[cluster.sol]\n", f"[cluster.sol]\n{said}")
@@ -266,7 +267,7 @@ def test_a_shipped_profile_gets_the_users_account(answers: dict[str, str], line:
     """Without the ending that the profile adds by itself."""
     found = discovery.compose("delta", Slurm(answers), hosts=HOSTS)
     assert f"[cluster.delta]\n{line}" in found.text and found.notes == notes
-    assert profiles.parse_file(found.text, "cluster.toml")["delta"].gpu.keys() >= {"a100", "a40"}
+    assert cluster_file.parse_file(found.text, "cluster.toml")["delta"].gpu.keys() >= {"a100", "a40"}
 
 
 def test_where_nothing_can_be_asked() -> None:
@@ -290,7 +291,7 @@ def test_commands_in_a_folder_of_their_own_are_named() -> None:
     """A job under --export=NONE finds srun in the usual folders only."""
     assert discovery.slurm_bin("/opt/slurm/bin/srun") == "/opt/slurm/bin"
     assert discovery.slurm_bin("/usr/bin/srun") == discovery.slurm_bin(None) == ""
-    text, profile = made(sites.read(BIG), slurm_bin="/opt/slurm/bin")
+    text, profile = made(site_facts.parse(BIG), slurm_bin="/opt/slurm/bin")
     assert profile.slurm_bin == "/opt/slurm/bin" and "not in the usual folders" in text
 
 
@@ -330,8 +331,8 @@ def test_the_verb_writes_and_never_overwrites_unasked(tmp_path: Path) -> None:
     assert again.returncode == 2 and "a cluster file is already here, and it was not touched" in again.stderr
     assert (tmp_path / "cluster.toml").read_text() == f"{written}# mine\n"
     assert orchestrate(tmp_path, "init", "--cluster", "--profile", "sol", "--force").returncode == 0
-    assert (tmp_path / "cluster.toml").read_text() == profiles.shipped()["sol"]
+    assert (tmp_path / "cluster.toml").read_text() == cluster_file.shipped()["sol"]
     listed = orchestrate(tmp_path, "init", "--cluster", "--list")
-    assert [line.partition(":")[0] for line in listed.stdout.splitlines()] == list(profiles.shipped())
+    assert [line.partition(":")[0] for line in listed.stdout.splitlines()] == list(cluster_file.shipped())
     alone = orchestrate(tmp_path, "init", "--profile", "sol")
     assert alone.returncode == 2 and "add --cluster" in alone.stderr
