@@ -19,9 +19,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, and_, delete, func, or_, select
 
-from db.engine import Store, open_store
+from db.attempt_files import IngestProblem, Seen, files, ingest_problem, look, read_attempt
+from db.connect import Store, open_store
 from db.models import CONTENT, attempts, classes, epochs, ingested, ranks, results, runs
-from db.reading import Problem, Seen, files, look, problem, read_attempt
 from db.rows import Row, run_rows, typed, upsert
 from workloads.contract import State
 from workloads.errors import InputError
@@ -32,25 +32,25 @@ RUNS_PER_TRANSACTION = 64
 
 
 @dataclass(slots=True)
-class Collected:
+class CollectReport:
     """What one call took in: files that were new or had changed."""
 
     runs: int = 0
     attempts: int = 0
     results: int = 0
     epochs: int = 0
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[IngestProblem] = field(default_factory=list)
 
 
-def collect(store: Store, runs_folder: Path) -> Collected:
+def collect(store: Store, runs_folder: Path) -> CollectReport:
     """Take in what is new below the runs folder; what cannot be read is reported, and tried again each time."""
     runs_folder = runs_folder.absolute()
-    collected = Collected()
+    collected = CollectReport()
     with store.read() as connection:
         known = _known(connection)
 
     def unreadable(error: OSError) -> None:
-        collected.problems.append(problem(Path(error.filename or runs_folder), error))
+        collected.problems.append(ingest_problem(Path(error.filename or runs_folder), error))
 
     changed = (run for run in run_dirs(runs_folder, unreadable) if _has_changed(run, known, unreadable))
     while batch := list(islice(changed, RUNS_PER_TRANSACTION)):
@@ -59,7 +59,7 @@ def collect(store: Store, runs_folder: Path) -> Collected:
     return collected
 
 
-def rebuild(store: Store, runs_folder: Path, *, drop_missing: bool = False) -> Collected:
+def rebuild(store: Store, runs_folder: Path, *, drop_missing: bool = False) -> CollectReport:
     """Make the content anew from the directories, in one transaction: readers see the old content or the new one.
 
     What only the database can know stays: intents whose directory is about to be made, and the last that was seen of
@@ -101,7 +101,7 @@ def rebuild(store: Store, runs_folder: Path, *, drop_missing: bool = False) -> C
             t.name: connection.execute(select(func.count()).select_from(t)).scalar_one()
             for t in (runs, attempts, results, epochs)
         }
-    return Collected(**counts, problems=problems)
+    return CollectReport(**counts, problems=problems)
 
 
 _LOSSES: dict[Table, str] = {
@@ -114,7 +114,7 @@ _LOSSES: dict[Table, str] = {
 
 
 @contextmanager
-def _caught_up(fresh: Store, runs_folder: Path) -> Iterator[tuple[Connection, list[Problem]]]:
+def _caught_up(fresh: Store, runs_folder: Path) -> Iterator[tuple[Connection, list[IngestProblem]]]:
     """The new content once more up to date, now that no other command can take in what it does not have."""
     left_out = collect(fresh, runs_folder).problems
     with fresh.read() as source:
@@ -178,7 +178,7 @@ def _has_changed(run: RunDir, known: Mapping[str, Seen], unreadable: Callable[[O
 class _Batch:
     """Some runs, read and written inside one transaction."""
 
-    def __init__(self, connection: Connection, folder: Path, collected: Collected) -> None:
+    def __init__(self, connection: Connection, folder: Path, collected: CollectReport) -> None:
         self._connection = connection
         self._folder = folder
         self._collected = collected
@@ -258,7 +258,7 @@ class _Batch:
                 what = (
                     f"attempt {key[1]} of run {key[0]} has the token of attempt {owner[1]} of run {owner[0]}: a copy?"
                 )
-                self._collected.problems.append(Problem(self._folder, what))
+                self._collected.problems.append(IngestProblem(self._folder, what))
         self._rows[attempts] = [tuple(row.values()) for row in rows]
 
     def _write(self) -> None:
@@ -275,4 +275,4 @@ class _Batch:
         try:
             yield
         except (OSError, ValueError, RecursionError) as error:
-            self._collected.problems.append(problem(path, error))
+            self._collected.problems.append(ingest_problem(path, error))

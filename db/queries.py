@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Text, cast, func, or_, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from db.engine import Store
+from db.connect import Store
 from db.errors import QueryError
 from db.models import CONTENT, ingested, summary
 from workloads.contract import INT64, Hardware, State
@@ -48,13 +48,13 @@ class Duration:
     model: str
     dataset: str
     strategy: str
-    hardware: str
+    hardware: Hardware
     epochs: int
     steps: int | None
     total_time_s: float
 
 
-def run_states(store: Store) -> dict[str, RunRecord]:
+def run_records(store: Store) -> dict[str, RunRecord]:
     """Every run by run id, in order of run id."""
     names = [name for name in RunRecord.__dataclass_fields__ if name != "gpus"]
     with store.read() as connection:
@@ -75,7 +75,7 @@ def durations(store: Store) -> list[Duration]:
             .where(summary.c.total_time_s.is_not(None))
             .order_by(summary.c.run_id)
         )
-        return [Duration(*row) for row in rows]
+        return [Duration(**{**row, "hardware": Hardware.parse(row["hardware"])}) for row in rows.mappings()]
 
 
 SUMMARY_COLUMNS: dict[str, type[Any]] = {c.name: c.type.python_type for c in summary.c}
@@ -93,7 +93,7 @@ _CONDITION = re.compile(r"\s*(\w+)\s*(!=|<=|>=|=|<|>|~)(.*)", re.DOTALL)
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-def known_column(name: str, where: str, known: Iterable[str] = SUMMARY_COLUMNS) -> str:
+def require_column(name: str, where: str, known: Iterable[str] = SUMMARY_COLUMNS) -> str:
     """The name, if it is a column.
 
     Raises:
@@ -119,7 +119,7 @@ def condition(text: str) -> ColumnElement[bool]:
     if match is None:
         raise InputError("not a condition", where=where, hint="KEY=VALUE, with one of = != < <= > >= ~ (contains)")
     name, operator, wanted = match.groups()
-    column = summary.c[known_column(name, where)]
+    column = summary.c[require_column(name, where)]
     kind = SUMMARY_COLUMNS[name]
     if operator == "~":
         return cast(column, Text).icontains(wanted, autoescape=True)

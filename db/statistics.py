@@ -32,7 +32,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(statistics.median(found), min(found), max(found), len(found))
 
 
-def grouped(rows: Iterable[Mapping[str, Any]], by: Sequence[str], metrics: Sequence[str]) -> list[dict[str, Any]]:
+def group_rows(rows: Iterable[Mapping[str, Any]], by: Sequence[str], metrics: Sequence[str]) -> list[dict[str, Any]]:
     """One row a group, in the order of first appearance.
 
     Each metric becomes ``METRIC`` (median), ``METRIC_min`` and ``METRIC_max``. ``n`` counts the runs behind them:
@@ -63,7 +63,7 @@ ORIGINS = {
 """Columns of where and of what a result was made, which no setting tells; and the setting that goes with each."""
 
 
-def mixed(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> list[str]:
+def differing_columns(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> list[str]:
     """Columns in which runs behind the numbers of one group differ; seed and repetition are meant to.
 
     Settings, and origins: the device that was found, the data, the code and the packages, where they are known.

@@ -25,7 +25,7 @@ from sqlalchemy import (
     select,
 )
 
-from db.engine import Store
+from db.connect import Store
 from db.models import attempts, runs
 from db.rows import canonical_json, run_rows, upsert
 from workloads.contract import RANK_LOST, RunSpec, State
@@ -76,7 +76,7 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class StatusUpdate:
     """What a witness says of an attempt. ``None`` leaves what the store has."""
 
     run_id: str
@@ -150,7 +150,7 @@ def record_intents(
     return intents
 
 
-def taken(store: Store, run_ids: Iterable[str], newest_known: Mapping[str, int] | None = None) -> set[str]:
+def already_submitted(store: Store, run_ids: Iterable[str], newest_known: Mapping[str, int] | None = None) -> set[str]:
     """Those runs that :func:`record_intents` would pass over now."""
     with store.read() as connection:
         known = _newest(connection)
@@ -169,7 +169,7 @@ def _is_taken(newest: int, state: State, run_id: str, newest_known: Mapping[str,
     return state.live or (newest_known is not None and newest > newest_known.get(run_id, 0))
 
 
-def withdraw(store: Store, tokens: Sequence[str]) -> None:
+def withdraw_intents(store: Store, tokens: Sequence[str]) -> None:
     """Take back intents that nobody took up: it is as if they had not been."""
     with store.write() as connection:
         never_sent = and_(attempts.c.state == State.SUBMITTING.value, attempts.c.token.in_(tokens))
@@ -187,11 +187,11 @@ def mark(
     message: str | None = None,
     ended_at: str | None = None,
 ) -> bool:
-    """Record what a witness says of one attempt; returns whether the store took it (see :func:`mark_all`)."""
-    return mark_all(store, [Mark(run_id, attempt, state, job_id, reason, message, ended_at)]) == 1
+    """Record what a witness says of one attempt; returns whether the store took it (see :func:`update_statuses`)."""
+    return update_statuses(store, [StatusUpdate(run_id, attempt, state, job_id, reason, message, ended_at)]) == 1
 
 
-def mark_all(store: Store, marks: Iterable[Mark]) -> int:
+def update_statuses(store: Store, marks: Iterable[StatusUpdate]) -> int:
     """Record what witnesses say of attempts, in one transaction; returns how many the store took.
 
     The job's own result has the last word: an attempt that has one keeps its state, unless the rank that wrote it only
@@ -232,18 +232,18 @@ def _mark_sql(dialect: str) -> str:
     )
 
 
-def live(store: Store) -> list[AttemptRecord]:
+def live_attempts(store: Store) -> list[AttemptRecord]:
     """Attempts that may still be going on, oldest submission first."""
     return _records(store, attempts.c.state.in_(_LIVE), (attempts.c.submitted_at, attempts.c.run_id))
 
 
-def tokens(store: Store) -> set[str]:
+def known_tokens(store: Store) -> set[str]:
     """Of every attempt that the store knows."""
     with store.read() as connection:
         return set(connection.execute(select(attempts.c.token).where(attempts.c.token.is_not(None))).scalars())
 
 
-def histories(store: Store) -> dict[str, list[AttemptRecord]]:
+def attempt_histories(store: Store) -> dict[str, list[AttemptRecord]]:
     """All attempts, oldest first, of each run whose newest one ended without a result or was sent by recovery."""
     newest = select(attempts.c.run_id).where(
         attempts.c.attempt

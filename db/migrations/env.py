@@ -1,10 +1,10 @@
-"""How Alembic runs our migrations: on the connection, and in the transaction, that ``db.engine`` hands over."""
+"""How Alembic runs our migrations: on the connection, and in the transaction, that ``db.connect`` hands over."""
 
 from __future__ import annotations
 
 from alembic import context
 
-from db.engine import VERSION_TABLE
+from db.connect import VERSION_TABLE
 from db.models import metadata
 
 context.configure(

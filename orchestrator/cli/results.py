@@ -17,7 +17,7 @@ from orchestrator.errors import InputError
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT_RUNS, Workspace
 
 if TYPE_CHECKING:
-    from db.engine import Store
+    from db.connect import Store
     from orchestrator.config.experiment import ExperimentSpec
 
 app = typer.Typer()
@@ -113,7 +113,7 @@ def results(
         # A key is alike in a group: it stands there as it is, once.
         metrics = [name for name in (wanted or _METRICS) if name not in by]
         _insist_on_numbers(metrics)
-        shown = statistics.grouped(rows, by, metrics)
+        shown = statistics.group_rows(rows, by, metrics)
         columns = _group_columns(shown, by, metrics, style)
     else:
         shown = rows
@@ -154,7 +154,7 @@ def query(
     Example: orchestrate query "SELECT model, max(test_accuracy) FROM summary WHERE lr = :lr GROUP BY model" -p lr=0.1
     """
     from db import queries
-    from db.engine import open_store
+    from db.connect import open_store
 
     values = {}
     for given in parameters or []:
@@ -189,7 +189,7 @@ def _as_asked(name: str) -> Callable[[Mapping[str, Any]], str]:
 @contextmanager
 def _collected(workspace: Workspace) -> Iterator[Store]:
     """The store with new results taken in; as it is where it may only be read."""
-    from db.engine import open_store
+    from db.connect import open_store
     from db.errors import StoreReadOnlyError
     from db.ingest import collect as take_in
 
@@ -213,7 +213,7 @@ def _notes(rows: Sequence[Mapping[str, Any]], where: Sequence[str], by: Sequence
         yield f"no run has {' and '.join(where)}; = is the whole value (hardware=cpu:2), ~ a part of it"
     elif not rows:
         yield "there are no runs yet; next: orchestrate submit"
-    if by and (unlike := statistics.mixed(rows, by)):
+    if by and (unlike := statistics.differing_columns(rows, by)):
         yield f"some rows are over runs that differ in {', '.join(unlike)}: group by them too, or use --where"
         if not {"code_digest", "packages_digest", "dataset_digest"}.isdisjoint(unlike):
             yield "orchestrate plan says which of them are stale, orchestrate submit --stale runs those again"
@@ -255,14 +255,14 @@ def _keys(text: str, option: str, others: ExperimentSpec | None = None) -> list[
 
 def _known(name: str, where: str, known: Iterable[str]) -> str:
     """The name of a column; one of others, where they are not shown, is no misspelling."""
-    from db.queries import known_column
+    from db.queries import require_column
     from orchestrator.planning.published import PREFIX
 
     names = list(known)
     if name.startswith(PREFIX) and not any(column.startswith(PREFIX) for column in names):
         why = "figures of others come from the experiment file"
         raise InputError(f"no column {name!r}", where=where, why=why, hint="add --published")
-    return known_column(name, where, names)
+    return require_column(name, where, names)
 
 
 def _columns_of_others(spec: ExperimentSpec) -> list[str]:

@@ -16,7 +16,7 @@ from orchestrator.units import counted
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
 
 if TYPE_CHECKING:
-    from db.ingest import Collected
+    from db.ingest import CollectReport
 
 app = typer.Typer()
 db_app = typer.Typer(help="Look after the database.\n\nExample: orchestrate db info", no_args_is_help=True)
@@ -35,7 +35,7 @@ def collect(
     Example: orchestrate collect
     """
     workspace = Workspace.at(runs=runs, database=database)
-    from db.engine import open_store
+    from db.connect import open_store
     from db.ingest import collect as take_in
 
     if not workspace.runs.is_dir():
@@ -73,7 +73,7 @@ def rebuild(
     Example: orchestrate db rebuild
     """
     from db import ingest
-    from db.engine import open_store, set_aside
+    from db.connect import open_store, set_aside
     from db.errors import StoreDamagedError
     from db.filesystem import is_url
 
@@ -102,7 +102,7 @@ def upgrade(database: DatabaseOption = DEFAULT_DATABASE) -> None:
 
     Example: orchestrate db upgrade
     """
-    from db.engine import open_store, revision
+    from db.connect import open_store, revision
 
     workspace = Workspace.at(database=database)
     insist_on_database(workspace)
@@ -122,7 +122,7 @@ def info(
     Example: orchestrate db info --columns
     """
     from db import queries
-    from db.engine import open_store, revision
+    from db.connect import open_store, revision
 
     style = output.chosen(format, json)
     workspace = Workspace.at(database=database)
@@ -168,11 +168,11 @@ def _named(workspace: Workspace) -> str:
     return "" if workspace.database == usual else f" --db {shlex.quote(workspace.database)}"
 
 
-def _say_collected(done: str, collected: Collected) -> None:
+def _say_collected(done: str, collected: CollectReport) -> None:
     counts = ", ".join(counted(getattr(collected, f"{name}s"), name) for name in ("run", "attempt", "result", "epoch"))
     typer.echo(f"{done}: {counts}")
 
 
-def say_problems(collected: Collected) -> None:
+def say_problems(collected: CollectReport) -> None:
     for problem in collected.problems:
         output.talk(f"left out: {problem.path}: {problem.what}")

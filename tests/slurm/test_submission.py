@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from db.engine import open_store
+from db.connect import open_store
 from tests.slurm.kill_points import ACCEPTED, TIMED_OUT, Point, all_points, fake_sbatch, spread, submit_killed
 from tests.slurm.lab import Lab
 from tests.slurm.releases import both

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from db import engine
+from db import connect
 from workloads.contract import Execution, Expectation, RunResult, RunSpec, State, TrainConfig
 from workloads.files.event_log import EventLog
 from workloads.files.json_file import write_json
@@ -32,7 +32,7 @@ class Campaign:
     def spec(self, *, label: str = "", experiment: str = "study", **train: Any) -> RunSpec:
         """A run that was planned and has no directory yet."""
         fields = {"model": "cnn", "dataset": "digits", "strategy": "eager", "hardware": "cpu:1", "cpus": 1, **train}
-        config = TrainConfig(**fields)
+        config = TrainConfig.from_json(fields)
         spec = RunSpec(
             run_id=config.run_id(),
             label=label or f"{config.model} {config.strategy} seed={config.seed}",
@@ -94,15 +94,15 @@ class Campaign:
 @pytest.fixture
 def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
     """Files and databases wait for no disk here: that matters to a power cut, which no test makes."""
-    connect = engine._connect_sqlite
+    really_connect = connect._connect_sqlite
 
     def quick(path: Path, *, read_only: bool) -> sqlite3.Connection:
-        connection = connect(path, read_only=read_only)
+        connection = really_connect(path, read_only=read_only)
         if not read_only:
             connection.execute("PRAGMA synchronous = OFF")
         return connection
 
-    monkeypatch.setattr(engine, "_connect_sqlite", quick)
+    monkeypatch.setattr(connect, "_connect_sqlite", quick)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     return Campaign(tmp_path / "runs")
 

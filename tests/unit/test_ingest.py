@@ -15,10 +15,10 @@ import pytest
 from sqlalchemy import delete, insert, select
 
 from db import ingest, submissions
-from db.engine import Store, open_store
+from db.connect import Store, open_store
 from db.ingest import collect, rebuild
 from db.models import CONTENT, attempts, classes, epochs, ranks, results, runs
-from db.submissions import Mark, mark_all
+from db.submissions import StatusUpdate, update_statuses
 from orchestrator.backends.exit_status import Exit
 from workloads.contract import RunResult, State
 from workloads.errors import InputError
@@ -139,8 +139,10 @@ def test_a_rank_that_only_lost_its_peer_has_not_the_last_word(campaign: Any, dat
 
     assert told() == ("running", "", "")
     with open_store(database) as store:
-        marked = Mark(attempt.path.parents[1].name, 1, State.OUT_OF_MEMORY, reason="host_memory", message="full")
-        assert mark_all(store, [marked]) == 1
+        marked = StatusUpdate(
+            attempt.path.parents[1].name, 1, State.OUT_OF_MEMORY, reason="host_memory", message="full"
+        )
+        assert update_statuses(store, [marked]) == 1
     Exit(State.OUT_OF_MEMORY, "host_memory", "full").write(attempt)
     assert told() == ("out_of_memory", "host_memory", "full")
     attempt.result.touch()
@@ -478,7 +480,7 @@ def test_a_rebuild_in_the_middle_of_a_campaign_keeps_what_only_the_store_knows(c
         rebuild(store, campaign.runs)
         assert content(store) == before
         assert sorted(row[4] for row in before["attempts"]) == ["lost", "running", "submitting", "submitting"]
-        assert {a.token for a in submissions.live(store)} == {i.token for i in intents[:3]}
+        assert {a.token for a in submissions.live_attempts(store)} == {i.token for i in intents[:3]}
 
 
 def test_a_rebuild_names_the_damage_that_would_lose_a_run(campaign: Any, database: str) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from db.engine import open_store
+from db.connect import open_store
 from orchestrator.cli import run
 from orchestrator.config import experiment
 from orchestrator.errors import ExperimentError
+from workloads.contract import Hardware
 
 STUDY = """
 name = "study"
@@ -45,20 +46,28 @@ on = "paper"
 def test_a_kind_of_hardware_replaces_the_kind_everywhere() -> None:
     """In axes, values, conditions and published figures; rows that became equal stay apart where options differ."""
     spec = experiment.parse(STUDY, "x", ["hardware=h100"])
-    assert [row["hardware"] for row in spec.products[0].axes[0].rows] == ["h100:1", "h100:2", "h100:2"]
-    assert spec.whens[0].conditions == {"hardware": frozenset({"h100:2"})}
-    assert spec.whens[0].values["hardware"] == "h100:4x2"
-    assert spec.excludes[0].match == {"hardware": frozenset({"h100:2", "h100:4"})}
-    assert spec.includes[0]["hardware"] == "h100:1"
-    assert spec.published[0].match["hardware"] == frozenset({"h100:1"})
+    assert [row["hardware"] for row in spec.products[0].axes[0].rows] == [
+        Hardware("h100", 1),
+        Hardware("h100", 2),
+        Hardware("h100", 2),
+    ]
+    assert spec.whens[0].conditions == {"hardware": frozenset({Hardware("h100", 2)})}
+    assert spec.whens[0].values["hardware"] == Hardware("h100", 4, 2)
+    assert spec.excludes[0].match == {"hardware": frozenset({Hardware("h100", 2), Hardware("h100", 4)})}
+    assert spec.includes[0]["hardware"] == Hardware("h100", 1)
+    assert spec.published[0].match["hardware"] == frozenset({Hardware("h100", 1)})
     assert spec.overrides == ("--set hardware=h100 changes the kind and leaves the number of devices, in 6 places",)
 
 
 def test_whole_hardware_still_replaces_the_numbers_too() -> None:
     """And what is neither is refused as before."""
     spec = experiment.parse(STUDY, "x", ["hardware=cpu:2"])
-    assert [row["hardware"] for row in spec.products[0].axes[0].rows] == ["cpu:2", "cpu:2", "cpu:2"]
-    assert spec.published[0].match["hardware"] == frozenset({"a100:1"})
+    assert [row["hardware"] for row in spec.products[0].axes[0].rows] == [
+        Hardware("cpu", 2),
+        Hardware("cpu", 2),
+        Hardware("cpu", 2),
+    ]
+    assert spec.published[0].match["hardware"] == frozenset({Hardware("a100", 1)})
     with pytest.raises(ExperimentError, match='"a100:x" is not hardware') as caught:
         experiment.parse(STUDY, "x", ["hardware=a100:x"])
     assert "--set hardware=a100:x" in caught.value.text()

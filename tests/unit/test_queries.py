@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from db.engine import open_store
+from db.connect import open_store
 from db.errors import ForeignStoreError, QueryError
 from db.ingest import collect
-from db.queries import SUMMARY_COLUMNS, durations, run_sql, run_states, sizes, summaries
+from db.queries import SUMMARY_COLUMNS, durations, run_records, run_sql, sizes, summaries
 from db.submissions import record_intents
-from workloads.contract import State
+from workloads.contract import Hardware, State
 from workloads.errors import InputError
 
 
@@ -24,7 +24,7 @@ def test_a_run_s_record_has_its_newest_state_and_its_newest_success(campaign: An
     never_sent = campaign.run(seed=5)
     with open_store(database) as store:
         collect(store, campaign.runs)
-        records = run_states(store)
+        records = run_records(store)
         record = records[run.run_id]
         assert (record.state, record.attempt, record.reason) == (State.FAILED, 2, "program_error")
         assert (record.message, record.job_id, record.target) == ("boom", "2000", "local")
@@ -44,7 +44,7 @@ def test_durations_are_of_runs_that_succeeded(campaign: Any, database: str) -> N
         found = sorted(
             (d.model, d.dataset, d.strategy, d.hardware, d.epochs, d.steps, d.total_time_s) for d in durations(store)
         )
-    expected = ("cnn", "digits", "eager", "cpu:1")
+    expected = ("cnn", "digits", "eager", Hardware("cpu", 1))
     assert sorted(found, key=str) == sorted([(*expected, 3, None, 10.0), (*expected, 10, 20, 10.0)], key=str)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from db.engine import REVISIONS, open_store
+from db.connect import REVISIONS, open_store
 from orchestrator.cli import completion, run
 
 

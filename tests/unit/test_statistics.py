@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from db.statistics import Spread, grouped, mixed, spread
+from db.statistics import Spread, differing_columns, group_rows, spread
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_groups_leave_out_what_failed_or_diverged_and_count_it() -> None:
         _row("cnn", None, state="out_of_memory", measured_attempt=None, diverged=None),
         _row("cnn", None, state="running", measured_attempt=None, diverged=None),
     ]
-    vit, cnn = grouped(rows, ["model"], ["test_accuracy"])
+    vit, cnn = group_rows(rows, ["model"], ["test_accuracy"])
     assert vit == {
         "model": "vit",
         "n": 1,
@@ -55,7 +55,7 @@ def test_groups_leave_out_what_failed_or_diverged_and_count_it() -> None:
 
 
 def test_a_group_in_which_nothing_succeeded_has_a_row_without_numbers() -> None:
-    (row,) = grouped(
+    (row,) = group_rows(
         [_row("cnn", None, state="failed", measured_attempt=None, diverged=None)], ["model"], ["test_accuracy"]
     )
     assert (row["n"], row["failed"], row["test_accuracy"]) == (0, 1, None)
@@ -69,9 +69,9 @@ def test_groups_of_unlike_runs_are_found_out() -> None:
         _row("cnn", None, seed=1, repeat=0, epochs=2, compile="graphs", measured_attempt=None, state="failed"),
         _row("vit", 0.8, seed=0, repeat=0, epochs=2, compile="graphs"),
     ]
-    assert mixed(rows, ["model"]) == ["epochs"]
-    assert mixed(rows, ["model", "epochs"]) == []
-    assert mixed(rows, ["seed"]) == ["model", "compile"]
+    assert differing_columns(rows, ["model"]) == ["epochs"]
+    assert differing_columns(rows, ["model", "epochs"]) == []
+    assert differing_columns(rows, ["seed"]) == ["model", "compile"]
 
 
 def test_groups_of_runs_of_unlike_origin_are_found_out() -> None:
@@ -81,7 +81,7 @@ def test_groups_of_runs_of_unlike_origin_are_found_out() -> None:
         _row("cnn", 0.9, hardware="gpu:1", device_name="NVIDIA H100", code_digest="a", packages_digest=None),
         _row("cnn", 0.8, hardware="gpu:1", device_name="NVIDIA H200", code_digest="b", packages_digest="c"),
     ]
-    assert mixed(rows, ["model"]) == ["device_name", "code_digest"]
-    assert mixed(rows, ["model", "device_name"]) == []
+    assert differing_columns(rows, ["model"]) == ["device_name", "code_digest"]
+    assert differing_columns(rows, ["model", "device_name"]) == []
     rows[1]["hardware"] = "a100:1"
-    assert mixed(rows, ["model"]) == ["hardware", "code_digest"]
+    assert differing_columns(rows, ["model"]) == ["hardware", "code_digest"]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, event, insert, inspect, select
 
-from db import engine, models
-from db.engine import REVISIONS, Store, open_store, revision
+from db import connect, models
+from db.connect import REVISIONS, Store, open_store, revision
 from db.errors import ForeignStoreError, StoreError
 from workloads.contract import RunResult, TrainConfig
 from workloads.errors import InputError
@@ -61,7 +61,7 @@ def test_migrations_make_the_schema_that_the_models_describe(database: str, tmp_
             statement = " ".join(sql.split()) if kind != "table" else "WITHOUT ROWID" in sql
             found[name] = (kind, sorted(columns.fetchall()), keys, unique, statement)
         connection.close()
-        found.pop(engine.VERSION_TABLE, None)
+        found.pop(connect.VERSION_TABLE, None)
         return found
 
     assert schema(database) == schema(str(tmp_path / "described.db"))
@@ -73,7 +73,7 @@ def test_the_code_knows_every_revision_that_is_shipped() -> None:
     from alembic.script import ScriptDirectory
 
     config = Config()
-    config.set_main_option("script_location", engine.MIGRATIONS)
+    config.set_main_option("script_location", connect.MIGRATIONS)
     config.set_main_option("path_separator", "os")
     script = ScriptDirectory.from_config(config)
     assert tuple(r.revision for r in reversed(list(script.walk_revisions()))) == REVISIONS
@@ -82,7 +82,7 @@ def test_the_code_knows_every_revision_that_is_shipped() -> None:
 def test_a_store_is_made_once_and_opened_without_alembic(database: str) -> None:
     """Alembic costs a tenth of a second, so it is imported only when there is something to migrate."""
     open_store(database).close()
-    code = "import sys; from db.engine import open_store; open_store(sys.argv[1]); print('alembic' in sys.modules)"
+    code = "import sys; from db.connect import open_store; open_store(sys.argv[1]); print('alembic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, database], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
@@ -106,7 +106,7 @@ def test_sqlite_is_set_up_for_many_commands_at_once(database: str) -> None:
 
 def test_a_write_takes_the_lock_before_it_reads(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction that reads first would fail when another one wrote in between (SQLITE_BUSY_SNAPSHOT)."""
-    monkeypatch.setattr(engine, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connect, "BUSY_TIMEOUT_S", 0.05)
     with open_store(database) as store, open_store(database) as other, store.write() as connection:
         connection.execute(select(models.runs))
         with (
@@ -169,7 +169,7 @@ def test_a_file_that_is_no_database_is_left_alone(content: bytes, database: str)
 
 def test_a_newer_version_s_store_is_refused(database: str) -> None:
     with open_store(database) as store, store.write() as connection:
-        connection.exec_driver_sql(f"UPDATE {engine.VERSION_TABLE} SET version_num = '0099'")
+        connection.exec_driver_sql(f"UPDATE {connect.VERSION_TABLE} SET version_num = '0099'")
     before = _digest(database)
     with pytest.raises(
         ForeignStoreError,
@@ -186,13 +186,13 @@ def test_an_older_store_is_migrated_and_keeps_its_rows(
     with open_store(database) as store, store.write() as connection:
         connection.execute(insert(models.ingested).values(path="x", size=1, mtime_ns=2, read_bytes=3))
     scripts = tmp_path / "migrations"
-    shutil.copytree(Path(engine.__file__).parent / "migrations", scripts)
+    shutil.copytree(Path(connect.__file__).parent / "migrations", scripts)
     (scripts / "versions" / "0098_more.py").write_text(
         f"import sqlalchemy as sa\nfrom alembic import op\nrevision = '0098'\ndown_revision = '{REVISIONS[-1]}'\n"
         "def upgrade():\n    op.add_column('ingested', sa.Column('note', sa.Text()))\n"
     )
-    monkeypatch.setattr(engine, "MIGRATIONS", str(scripts))
-    monkeypatch.setattr(engine, "REVISIONS", (*REVISIONS, "0098"))
+    monkeypatch.setattr(connect, "MIGRATIONS", str(scripts))
+    monkeypatch.setattr(connect, "REVISIONS", (*REVISIONS, "0098"))
     with pytest.raises(StoreError, match=rf"older schema {REVISIONS[-1]}\n  fix: orchestrate collect"):
         open_store(database, read_only=True)
     with open_store(database) as store:
@@ -206,14 +206,14 @@ def test_a_migration_that_fails_changes_nothing(database: str, tmp_path: Path, m
     """Schema changes are part of the transaction."""
     open_store(database).close()
     scripts = tmp_path / "migrations"
-    shutil.copytree(Path(engine.__file__).parent / "migrations", scripts)
+    shutil.copytree(Path(connect.__file__).parent / "migrations", scripts)
     (scripts / "versions" / "0098_broken.py").write_text(
         f"from alembic import op\nrevision = '0098'\ndown_revision = '{REVISIONS[-1]}'\n"
         "def upgrade():\n    op.execute('CREATE TABLE half (a)')\n    raise RuntimeError('power cut')\n"
     )
     with monkeypatch.context() as later:
-        later.setattr(engine, "MIGRATIONS", str(scripts))
-        later.setattr(engine, "REVISIONS", (*REVISIONS, "0098"))
+        later.setattr(connect, "MIGRATIONS", str(scripts))
+        later.setattr(connect, "REVISIONS", (*REVISIONS, "0098"))
         with pytest.raises(RuntimeError, match="power cut"):
             open_store(database)
     with open_store(database) as store, store.read() as connection:
@@ -336,10 +336,10 @@ def test_postgresql_refuses_what_sqlite_refuses(postgresql_server: str) -> None:
     with pytest.raises(StoreError, match="the database is empty"):
         open_store(url, read_only=True)
     with open_store(url) as store, store.write() as connection:
-        connection.exec_driver_sql(f"UPDATE {engine.VERSION_TABLE} SET version_num = '0099'")
+        connection.exec_driver_sql(f"UPDATE {connect.VERSION_TABLE} SET version_num = '0099'")
     with pytest.raises(ForeignStoreError, match="newer version"):
         open_store(url)
     with psycopg.connect(host=postgresql_server, user="me", dbname="refusals", autocommit=True) as connection:
-        connection.execute(f"DROP TABLE {engine.VERSION_TABLE}")
+        connection.execute(f"DROP TABLE {connect.VERSION_TABLE}")
     with pytest.raises(ForeignStoreError, match="another program's database"):
         open_store(url)

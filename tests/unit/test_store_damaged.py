@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from db.engine import VERSION_TABLE, open_store
+from db.connect import VERSION_TABLE, open_store
 from db.errors import StoreDamagedError
 from db.ingest import collect
 from orchestrator.cli import run

@@ -18,8 +18,8 @@ import pytest
 from sqlalchemy import event, insert, select
 from sqlalchemy.exc import OperationalError
 
-from db import engine, explain, filesystem, models
-from db.engine import open_store
+from db import connect, error_messages, filesystem, models
+from db.connect import open_store
 from db.errors import StoreDamagedError, StoreError, StoreReadOnlyError
 
 
@@ -155,9 +155,9 @@ def test_locks_that_stop_working_later_are_told_from_a_busy_database(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite reports both as busy."""
-    monkeypatch.setattr(engine, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connect, "BUSY_TIMEOUT_S", 0.05)
     with open_store(database) as store, open_store(database) as other, store.write():
-        monkeypatch.setattr(explain, "lock_problem", lambda folder: "ENOLCK No locks available")
+        monkeypatch.setattr(error_messages, "lock_problem", lambda folder: "ENOLCK No locks available")
         with (
             pytest.raises(StoreError, match=r"cannot be locked here.*\n  why: ENOLCK No locks available"),
             other.write(),
@@ -200,7 +200,7 @@ def test_an_input_output_error_is_told_from_a_full_disk(
     cause = sqlite3.OperationalError("disk I/O error")
     cause.sqlite_errorname = errorname
     monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_bavail=free, f_frsize=4096))
-    assert message in str(explain.explain(database, OperationalError("BEGIN", {}, cause)))
+    assert message in str(error_messages.store_error(database, OperationalError("BEGIN", {}, cause)))
 
 
 def test_a_damaged_database_is_said_with_the_way_out(database: str) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from db import queries
-from db.engine import Store, open_store
+from db.connect import Store, open_store
 from db.ingest import collect
-from db.submissions import Intent, Mark, histories, live, mark, mark_all, record_intents
+from db.submissions import Intent, StatusUpdate, attempt_histories, live_attempts, mark, record_intents, update_statuses
 from workloads.contract import State
 from workloads.files.json_file import write_json
 from workloads.files.run_dir import RunDir
@@ -28,7 +28,7 @@ def test_an_intent_is_a_live_attempt_with_a_token_of_its_own(campaign: Any, data
         intents = _intend(store, campaign, *specs)
         assert [(i.run_id, i.attempt) for i in intents] == [(s.run_id, 1) for s in specs]
         assert len({i.token for i in intents}) == 3
-        known = {a.run_id: a for a in live(other)}
+        known = {a.run_id: a for a in live_attempts(other)}
         for spec, intent in zip(specs, intents, strict=True):
             record = known[spec.run_id]
             assert (record.token, record.state, record.label) == (intent.token, State.SUBMITTING, spec.label)
@@ -78,7 +78,7 @@ def test_a_new_label_is_taken_over(campaign: Any, tmp_path: Path) -> None:
         _intend(store, campaign, spec)
         mark(store, spec.run_id, 1, State.FAILED)
         _intend(store, campaign, campaign.spec(label="new", experiment="other"))
-        record = queries.run_states(store)[spec.run_id]
+        record = queries.run_records(store)[spec.run_id]
         assert (record.label, record.experiment, record.attempt) == ("new", "other", 2)
 
 
@@ -112,10 +112,10 @@ def test_what_a_witness_says_is_kept_field_by_field(campaign: Any, database: str
         _intend(store, campaign, spec)
         assert mark(store, spec.run_id, 1, State.PENDING, job_id="17", reason="Priority")
         assert mark(store, spec.run_id, 1, State.RUNNING, reason="")
-        (record,) = live(store)
+        (record,) = live_attempts(store)
         assert (record.job_id, record.reason, record.state) == ("17", "", State.RUNNING)
         assert mark(store, spec.run_id, 1, State.TIMEOUT, message="after 1 h", ended_at="2026-01-01T01:00:00+00:00")
-        assert live(store) == []
+        assert live_attempts(store) == []
         assert not mark(store, spec.run_id, 2, State.RUNNING)
 
 
@@ -126,7 +126,7 @@ def test_a_late_witness_brings_no_ended_attempt_back(campaign: Any, tmp_path: Pa
         _intend(store, campaign, spec)
         mark(store, spec.run_id, 1, State.CANCELLED)
         assert not mark(store, spec.run_id, 1, State.RUNNING)
-        assert queries.run_states(store)[spec.run_id].state is State.CANCELLED
+        assert queries.run_records(store)[spec.run_id].state is State.CANCELLED
         mark(store, spec.run_id, 1, State.LOST)
         assert mark(store, spec.run_id, 1, State.RUNNING)
 
@@ -140,14 +140,14 @@ def test_the_histories_of_what_recovery_looks_at(campaign: Any, database: str) -
         for spec, state in ((failed, State.FAILED), (again, State.LOST), (fine, State.SUCCEEDED)):
             mark(store, spec.run_id, 1, state)
         _intend(store, campaign, again, recoveries={again.run_id: why, fine.run_id: why})
-        found = histories(store)
+        found = attempt_histories(store)
         assert {k: [r.attempt for r in v] for k, v in found.items()} == {failed.run_id: [1], again.run_id: [1, 2]}
         assert [r.recovery for r in found[again.run_id]] == [None, why]
         run = RunDir.of(campaign.runs, again.run_id)
         run.write_spec(again)
         write_json(run.attempt(3).create().submission, {"attempt": 3, "target": "local", "recovery": {"number": 2}})
         assert collect(store, campaign.runs).problems == []
-        assert histories(store)[again.run_id][-1].recovery == {"number": 2}
+        assert attempt_histories(store)[again.run_id][-1].recovery == {"number": 2}
 
 
 def test_the_result_has_the_last_word(campaign: Any, tmp_path: Path) -> None:
@@ -156,5 +156,7 @@ def test_the_result_has_the_last_word(campaign: Any, tmp_path: Path) -> None:
     run_id = attempt.path.parents[1].name
     with open_store(str(tmp_path / "results.db")) as store:
         collect(store, campaign.runs)
-        assert mark_all(store, [Mark(run_id, 1, State.CANCELLED), Mark(run_id, 1, State.LOST)]) == 0
-        assert queries.run_states(store)[run_id].state is State.SUCCEEDED
+        assert (
+            update_statuses(store, [StatusUpdate(run_id, 1, State.CANCELLED), StatusUpdate(run_id, 1, State.LOST)]) == 0
+        )
+        assert queries.run_records(store)[run_id].state is State.SUCCEEDED

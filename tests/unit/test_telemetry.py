@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from db.engine import open_store
+from db.connect import open_store
 from orchestrator.cli import run
 from workloads.contract import RunResult
 from workloads.engines.training import Training

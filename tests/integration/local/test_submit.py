@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from db.engine import open_store
-from db.queries import run_states
+from db.connect import open_store
+from db.queries import run_records
 from orchestrator.backends.exit_status import Exit
 from orchestrator.backends.local.records import QueueFolder
 from orchestrator.errors import InputError, OperationError
@@ -69,8 +69,8 @@ KILL_POINTS = {
     "after the second attempt's folder": 'dying(rundir.AttemptDir, "create", 2, True)',
     "before the first entry": 'dying(records.QueueFolder, "put", 1, False)',
     "after the second entry": 'dying(records.QueueFolder, "put", 2, True)',
-    "before the store knows": 'dying(db.submissions, "mark_all", 1, False)',
-    "after the store knows": 'dying(db.submissions, "mark_all", 1, True)',
+    "before the store knows": 'dying(db.submissions, "update_statuses", 1, False)',
+    "after the store knows": 'dying(db.submissions, "update_statuses", 1, True)',
     "before the queue": 'dying(LocalExecutor, "wake", 1, False)',
     "after the queue": 'dying(LocalExecutor, "wake", 1, True)',
 }
@@ -94,7 +94,7 @@ def test_kill_9_of_submit_loses_nothing_and_doubles_nothing(lab: Lab, kill: str)
     again = submitter.send(lab.workspace(), [(spec, {}) for spec in specs], "local")
     with open_store(lab.workspace().database) as store:
         wait_until(lambda: _all_ended(store, lab), what="all runs end")
-        records = run_states(store)
+        records = run_records(store)
     assert {spec.run_id for spec in specs} == records.keys()
     assert {record.state for record in records.values()} == {State.SUCCEEDED}
     assert {record.attempt for record in records.values()} == {1}
@@ -104,7 +104,7 @@ def test_kill_9_of_submit_loses_nothing_and_doubles_nothing(lab: Lab, kill: str)
 
 def _all_ended(store: object, lab: Lab) -> bool:
     tracker.refresh(store, lab.runs)  # type: ignore[arg-type]
-    records = run_states(store)  # type: ignore[arg-type]
+    records = run_records(store)  # type: ignore[arg-type]
     return len(records) == 3 and not any(record.state.live for record in records.values())
 
 

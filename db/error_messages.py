@@ -22,7 +22,7 @@ _ELSEWHERE = (
 )
 
 
-def explain(database: str, error: DBAPIError) -> StoreError | ForeignStoreError | None:
+def store_error(database: str, error: DBAPIError) -> StoreError | ForeignStoreError | None:
     """Our error for what can happen to any database; None for what only a mistake of ours can cause."""
     name = sqlite_name(error)
     folder = Path(database).parent

@@ -18,7 +18,7 @@ from workloads.files.run_dir import AttemptDir
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class IngestProblem:
     """A file or folder that could not be taken in. It is tried again each time."""
 
     path: Path
@@ -68,7 +68,7 @@ class AttemptReading:
     epochs: list[Row] = field(default_factory=list)
     seen: dict[Path, Seen] = field(default_factory=dict)
     """The files that were read, as they were."""
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[IngestProblem] = field(default_factory=list)
 
 
 def read_attempt(
@@ -109,7 +109,7 @@ def _read_verdict(reading: AttemptReading, folder: AttemptDir, now: Mapping[Path
             said = {**values, "state": State.LOST, **read()}
             typed(attempts, said)
         except (OSError, ValueError, RecursionError) as error:
-            reading.problems.append(problem(path, error))
+            reading.problems.append(ingest_problem(path, error))
             return False
         values.update(said)
         reading.seen[path] = now[path]
@@ -185,7 +185,7 @@ def _read_events(reading: AttemptReading, folder: AttemptDir, now: Seen, before:
     try:
         events, end = read_events(path, offset, "start", "epoch")
     except (OSError, RecursionError) as error:
-        reading.problems.append(problem(path, error))
+        reading.problems.append(ingest_problem(path, error))
         return
     reading.seen[path] = replace(now, read_bytes=end)
     starts = [e for e in events if e["event"] == "start"]
@@ -200,16 +200,16 @@ def _read_events(reading: AttemptReading, folder: AttemptDir, now: Seen, before:
             try:
                 reading.epochs.append(typed(epochs, event))
             except ValueError as error:
-                reading.problems.append(Problem(path, f"an epoch's {error}"))
+                reading.problems.append(IngestProblem(path, f"an epoch's {error}"))
 
 
-def problem(path: Path, error: BaseException) -> Problem:
+def ingest_problem(path: Path, error: BaseException) -> IngestProblem:
     """What a person is told of a file that could not be read."""
     if isinstance(error, OSError):
-        return Problem(path, error.strerror or str(error))
+        return IngestProblem(path, error.strerror or str(error))
     if isinstance(error, RecursionError):
-        return Problem(path, "nested too deeply")
-    return Problem(path, str(error).removeprefix(f"{path}: "))
+        return IngestProblem(path, "nested too deeply")
+    return IngestProblem(path, str(error).removeprefix(f"{path}: "))
 
 
 def _object(path: Path) -> dict[str, Any]:
