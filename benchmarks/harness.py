@@ -297,7 +297,7 @@ def _mark(on_gpu: bool) -> Any:
 def _random_images(size: int, channels: int, count: int) -> Any:
     import numpy as np
 
-    from workloads.datasets.images import ImageData, Split
+    from workloads.datasets.shared.image_data import ImageData, Split
 
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, (count, channels, size, size), dtype=np.uint8)
@@ -315,13 +315,13 @@ def _random_images(size: int, channels: int, count: int) -> Any:
 
 
 def _spec(case: Case, steps: int, on_gpu: bool) -> Any:
-    from workloads.contract import Execution, Expectation, RunSpec, TrainConfig
+    from workloads.contract import Execution, Expectation, Hardware, RunSpec, TrainConfig
 
     config = TrainConfig(
         model=case.model,
         dataset="synthetic",
         strategy=case.strategy,
-        hardware=f"{'gpu' if on_gpu else 'cpu'}:{case.devices}",
+        hardware=Hardware("gpu" if on_gpu else "cpu", case.devices),
         cpus=case.devices,
         steps=steps,
         batch_size=case.batch_size,

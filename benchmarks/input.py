@@ -27,9 +27,9 @@ from torchvision import transforms
 
 from benchmarks.bootstrap import interval
 from workloads import loaders
-from workloads.contract import TrainConfig
-from workloads.datasets.images import ImageData, Split
-from workloads.datasets.images import statistics as image_statistics
+from workloads.contract import Hardware, TrainConfig
+from workloads.datasets.shared.image_data import ImageData, Split
+from workloads.datasets.shared.image_data import statistics as image_statistics
 from workloads.loaders.protocol import Shard
 
 IMAGES, SIZE, BATCH = 50_000, 32, 128
@@ -72,7 +72,7 @@ def random_images() -> ImageData:
 
 def ours(data: ImageData, device: torch.device, kind: str, workers: int) -> Callable[[], Iterator[Any]]:
     config = TrainConfig(
-        model="cnn", dataset="random", strategy="eager", hardware="cpu:1", cpus=1,
+        model="cnn", dataset="random", strategy="eager", hardware=Hardware("cpu", 1), cpus=1,
         loader=kind, workers=workers, augment="crop_flip", batch_size=BATCH,
     )  # fmt: skip
     loader = loaders.make(data, config, image_size=SIZE, device=device, dtype=torch.float32, shard=Shard(0, 1))

@@ -95,7 +95,7 @@ class _Bench:
         import torch
 
         from workloads import loaders, registry
-        from workloads.contract import TrainConfig
+        from workloads.contract import Hardware, TrainConfig
         from workloads.engines import recipe, settings
         from workloads.loaders.protocol import Shard
         from workloads.measurement.timing import Clock
@@ -107,7 +107,7 @@ class _Bench:
             dataset="synthetic",
             strategy="pipeline",
             strategy_options={"chunks": arguments.chunks},
-            hardware=f"{'gpu' if self.on_gpu else 'cpu'}:{arguments.devices}",
+            hardware=Hardware("gpu" if self.on_gpu else "cpu", arguments.devices),
             cpus=arguments.devices,
             batch_size=arguments.batch_size,
             precision=arguments.precision,
@@ -129,12 +129,13 @@ class _Bench:
 
     def task(self, strategy: str) -> Any:
         """For a strategy of one rank, or a pipeline's rank 0."""
+        from workloads.contract import Hardware
         from workloads.engines import recipe, torch_loop
         from workloads.job.world import World
 
         config = self.config
         if strategy != "pipeline":
-            one = f"{config.hardware.partition(':')[0]}:1"
+            one = Hardware(config.hardware.kind, 1)
             config = dataclasses.replace(config, strategy=strategy, strategy_options={}, hardware=one)
         module = recipe.build_model(config, self.data, self.size)
         return torch_loop.make_task(config, module, self.loader, World.from_environment({}), self.device)
@@ -184,12 +185,12 @@ class _Bench:
         import torch
 
         from workloads.engines.stages import Stage, warm_up
-        from workloads.models import sequential
+        from workloads.models.shared import layer_lists
 
         task = self.task("pipeline")
         wire = task.example(-(-self.config.batch_size // chunks))
         found = []
-        for part in sequential.cut(task.layers(), sizes):
+        for part in layer_lists.cut(task.layers(), sizes):
             stage = Stage(task, part.to(self.device)).eval()
             optimizer = task.make_optimizer(stage.parameters())
             task.set_training(stage, True)

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from workloads.contract import Hardware, Topology, TrainConfig
 
 if TYPE_CHECKING:
-    from workloads.datasets.images import ImageData
-    from workloads.datasets.sequences import SequenceData
-    from workloads.models.weights import Weights as Weights
+    from workloads.datasets.shared.image_data import ImageData
+    from workloads.datasets.shared.sequence_data import SequenceData
+    from workloads.models.shared.weights import Weights as Weights
 
 PLUGIN_PACKAGES = ("strategies", "models", "datasets")
 """Packages of ours, and the last words of entry-point groups."""
@@ -191,7 +191,7 @@ class ModelDeclaration:
     layers: Callable[[Any], list[Any]] | None = None
     """(what ``build`` made) -> its layers in order, each fed by the one before, sharing the model's modules; for
     strategies that cut a model into parts. None: this model cannot be cut. Raises InputError when one member of a
-    family cannot. See ``workloads.models.sequential``."""
+    family cannot. See ``workloads.models.shared.layer_lists``."""
     num_layers: Callable[[str], int] | None = None
     """(model name) -> how many :attr:`layers` has, for the planner; None: not known without building it."""
     has_batch_norm: bool | None = None

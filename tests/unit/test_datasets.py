@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 
 from workloads import registry
-from workloads.contract import TrainConfig
-from workloads.datasets import digits, files, synthetic
-from workloads.datasets.images import Split, statistics
+from workloads.contract import Hardware, TrainConfig
+from workloads.datasets import digits, synthetic
+from workloads.datasets.shared import file_tasks
+from workloads.datasets.shared.image_data import Split, statistics
 from workloads.errors import DatasetError
 
 
 def config(dataset: str, **fields: object) -> TrainConfig:
-    return TrainConfig(model="cnn", dataset=dataset, strategy="eager", hardware="cpu:1", cpus=1, **fields)  # type: ignore[arg-type]
+    return TrainConfig(model="cnn", dataset=dataset, strategy="eager", hardware=Hardware("cpu", 1), cpus=1, **fields)  # type: ignore[arg-type]
 
 
 def test_the_four_data_sets_are_found_by_name_and_family() -> None:
@@ -117,9 +118,9 @@ def test_a_lock_is_waited_for_and_its_holder_named(tmp_path: Path) -> None:
     """While one holds it, a second waits (and says for whom); bounded: at the end it gives up naming the process."""
     said: list[str] = []
     with (
-        files.held(tmp_path / "lock", said.append),
+        file_tasks.held(tmp_path / "lock", said.append),
         pytest.raises(DatasetError) as raised,
-        files.held(tmp_path / "lock", said.append, wait_s=0.3),
+        file_tasks.held(tmp_path / "lock", said.append, wait_s=0.3),
     ):
         pytest.fail("two hold one lock")
     assert "for more than 0 s" in str(raised.value)
@@ -132,11 +133,11 @@ def test_a_lock_passes_on_when_it_is_let_go(tmp_path: Path) -> None:
     waiting, entered = threading.Event(), threading.Event()
 
     def second() -> None:
-        with files.held(tmp_path / "lock", lambda _: waiting.set(), wait_s=20):
+        with file_tasks.held(tmp_path / "lock", lambda _: waiting.set(), wait_s=20):
             entered.set()
 
     thread = threading.Thread(target=second)
-    with files.held(tmp_path / "lock", print):
+    with file_tasks.held(tmp_path / "lock", print):
         thread.start()
         assert waiting.wait(10)
         assert not entered.is_set()
@@ -145,7 +146,7 @@ def test_a_lock_passes_on_when_it_is_let_go(tmp_path: Path) -> None:
 
 
 def test_work_in_threads_keeps_its_order_and_stops_at_the_first_error() -> None:
-    assert list(files.in_threads(lambda n: n * n, range(300), print, "done", size_bytes=10**9)) == [
+    assert list(file_tasks.in_threads(lambda n: n * n, range(300), print, "done", size_bytes=10**9)) == [
         n * n for n in range(300)
     ]
     started: list[int] = []
@@ -158,5 +159,5 @@ def test_work_in_threads_keeps_its_order_and_stops_at_the_first_error() -> None:
         return n
 
     with pytest.raises(ValueError, match="the fourth"):
-        list(files.in_threads(work, range(10_000), print, "done", size_bytes=10**9))
+        list(file_tasks.in_threads(work, range(10_000), print, "done", size_bytes=10**9))
     assert len(started) < 1000

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workloads.contract import TrainConfig
+from workloads.contract import Hardware, TrainConfig
 from workloads.datasets import cifar10
 from workloads.datasets.cifar10 import DECLARATION, FOLDER, read_pickle
-from workloads.datasets.downloads import Published
+from workloads.datasets.shared.published import Published
 from workloads.errors import DatasetError
 
-CONFIG = TrainConfig(model="cnn", dataset="cifar10", strategy="eager", hardware="cpu:1", cpus=1)
+CONFIG = TrainConfig(model="cnn", dataset="cifar10", strategy="eager", hardware=Hardware("cpu", 1), cpus=1)
 COUNT = 4
 """Images a file."""
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workloads.contract import TrainConfig
-from workloads.datasets import decoded, imagefolder
+from workloads.contract import Hardware, TrainConfig
+from workloads.datasets import imagefolder
 from workloads.datasets.imagefolder import DECLARATION
-from workloads.datasets.images import ImageData
+from workloads.datasets.shared import decoded_images
+from workloads.datasets.shared.image_data import ImageData
 from workloads.errors import DatasetError, InputError
 
 pytestmark = pytest.mark.torch  # Pillow comes with that extra
@@ -29,7 +30,7 @@ CACHE = ".orchestrate-cache"
 
 
 def config(**fields: object) -> TrainConfig:
-    return TrainConfig(model="cnn", dataset=NAME, strategy="eager", hardware="cpu:1", cpus=1, **fields)  # type: ignore[arg-type]
+    return TrainConfig(model="cnn", dataset=NAME, strategy="eager", hardware=Hardware("cpu", 1), cpus=1, **fields)  # type: ignore[arg-type]
 
 
 def load(root: Path, **fields: object) -> ImageData:
@@ -341,8 +342,8 @@ USE = """
 import json, sys
 from pathlib import Path
 from workloads.datasets import imagefolder
-from workloads.contract import TrainConfig
-config = TrainConfig(model="cnn", dataset=sys.argv[2], strategy="eager", hardware="cpu:1", cpus=1)
+from workloads.contract import Hardware, TrainConfig
+config = TrainConfig(model="cnn", dataset=sys.argv[2], strategy="eager", hardware=Hardware("cpu", 1), cpus=1)
 print("started", flush=True)
 data = imagefolder.DECLARATION.load(Path(sys.argv[1]), sys.argv[2], config)
 print(json.dumps([data.class_names, data.digest, len(data.train)]))
@@ -372,7 +373,7 @@ def test_any_folder_name_works_under_the_c_locale(root: Path) -> None:
 def test_the_second_load_decodes_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pets(root)
     first = load(root)
-    monkeypatch.setattr(decoded, "decode", lambda *_, **__: pytest.fail("decoded again"))
+    monkeypatch.setattr(decoded_images, "decode", lambda *_, **__: pytest.fail("decoded again"))
     again = load(root)
     assert (again.train.images == first.train.images).all()
     assert (again.mean, again.std, again.digest) == (first.mean, first.std, first.digest)
@@ -451,11 +452,11 @@ def test_a_killed_preparer_leaves_nothing_that_stops_the_next(root: Path) -> Non
     pets(root)
     slow = USE.replace(
         "config =",
-        "from workloads.datasets import decoded\n"
+        "from workloads.datasets.shared import decoded_images\n"
         "def decode(*_, **__):\n"
         "    print('decoding', flush=True)\n"
         "    __import__('time').sleep(60)\n"
-        "decoded.decode = decode\n"
+        "decoded_images.decode = decode\n"
         "config =",
     )
     with subprocess.Popen([sys.executable, "-c", slow, str(root), NAME], stdout=subprocess.PIPE, text=True) as process:

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from workloads import loaders  # noqa: E402 (needs torch)
 from workloads.contract import Hardware, TrainConfig  # noqa: E402
-from workloads.datasets.images import ImageData, Split, statistics  # noqa: E402
+from workloads.datasets.shared.image_data import ImageData, Split, statistics  # noqa: E402
 from workloads.errors import DatasetError, InputError  # noqa: E402
 from workloads.loaders import gather, order  # noqa: E402
 from workloads.loaders.augment import Augmentation, Normaliser  # noqa: E402
@@ -26,7 +26,13 @@ from workloads.loaders.protocol import Batch, Loader, Shard  # noqa: E402
 
 CPU = torch.device("cpu")
 CONFIG = TrainConfig(
-    model="cnn", dataset="test", strategy="eager", hardware=Hardware("cpu", 1), cpus=1, batch_size=8, augment="crop_flip"
+    model="cnn",
+    dataset="test",
+    strategy="eager",
+    hardware=Hardware("cpu", 1),
+    cpus=1,
+    batch_size=8,
+    augment="crop_flip",
 )
 KINDS = ["resident", "dataloader"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from workloads import registry
-from workloads.contract import TrainConfig
+from workloads.contract import Hardware, TrainConfig
 from workloads.errors import InputError
 
 torch = pytest.importorskip("torch")
@@ -15,7 +15,9 @@ pytestmark = pytest.mark.torch
 
 
 def _build(model: str, channels: int = 3, classes: int = 10, size: int = 32, **changes: Any) -> Any:
-    config = TrainConfig(model=model, dataset="digits", strategy="eager", hardware="cpu:1", cpus=1, **changes)
+    config = TrainConfig(
+        model=model, dataset="digits", strategy="eager", hardware=Hardware("cpu", 1), cpus=1, **changes
+    )
     declaration = registry.find(registry.models(), model)
     assert declaration is not None
     torch.manual_seed(0)
@@ -141,10 +143,10 @@ def test_a_timm_model_of_unknown_order_is_refused(model: str, kind: str) -> None
 
 def test_a_part_does_not_write_into_what_it_is_given() -> None:
     """The head of a part is no longer in place, others still are."""
-    from workloads.models import sequential
+    from workloads.models.shared import layer_lists
 
     layers = [torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU(inplace=True), torch.nn.ReLU6(inplace=True)]
-    first, second = sequential.cut(layers, [1, 2])
+    first, second = layer_lists.cut(layers, [1, 2])
     assert len(first) == 1 and not second[0].inplace and second[1].inplace
     x = torch.randn(1, 4, 3, 3)
     before = x.clone()

@@ -14,14 +14,14 @@ import pytest
 
 from orchestrator.config import experiment, matrix
 from workloads import registry
-from workloads.contract import TrainConfig
+from workloads.contract import Hardware, TrainConfig
 from workloads.datasets import characters
 from workloads.engines import settings
 from workloads.errors import DatasetError, InputError
 from workloads.models import wide_transformer
 
 CONFIG = TrainConfig(
-    model="char_transformer", dataset="characters", strategy="eager", hardware="cpu:1", cpus=1, batch_size=8
+    model="char_transformer", dataset="characters", strategy="eager", hardware=Hardware("cpu", 1), cpus=1, batch_size=8
 )
 
 
@@ -74,7 +74,7 @@ def test_every_sequence_comes_once_at_any_world_size(world: int) -> None:
     torch = pytest.importorskip("torch")
     np = pytest.importorskip("numpy")
     from workloads import loaders
-    from workloads.datasets.sequences import SequenceData
+    from workloads.datasets.shared.sequence_data import SequenceData
     from workloads.loaders.protocol import Batch, Loader, Shard
 
     symbols = np.arange(21, dtype=np.uint8)[:, None] + np.arange(5, dtype=np.uint8)

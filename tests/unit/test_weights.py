@@ -15,9 +15,9 @@ import pytest
 
 from orchestrator.cli import run
 from workloads import registry
-from workloads.contract import TrainConfig
-from workloads.datasets.downloads import Published
-from workloads.datasets.images import ImageData, Split
+from workloads.contract import Hardware, TrainConfig
+from workloads.datasets.shared.image_data import ImageData, Split
+from workloads.datasets.shared.published import Published
 from workloads.errors import DatasetError, InputError
 from workloads.models.swin_tiny import own_name
 from workloads.registry import ModelDeclaration
@@ -29,7 +29,7 @@ CLASSES = 7
 
 
 def _config(model: str, **more: Any) -> TrainConfig:
-    fields = {"dataset": "cifar10", "strategy": "eager", "hardware": "cpu:1", "cpus": 1, "pretrained": True}
+    fields = {"dataset": "cifar10", "strategy": "eager", "hardware": Hardware("cpu", 1), "cpus": 1, "pretrained": True}
     return TrainConfig(model=model, **(fields | more))
 
 

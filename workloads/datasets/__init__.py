@@ -1,1 +1,1 @@
-"""Data sets: one file each that binds ``DECLARATION``. Read on the login side, so no framework at module level."""
+"""Data sets, one file each that binds ``DECLARATION``. The login node reads them: no framework at module level."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workloads.contract import TrainConfig
-from workloads.datasets.sequences import SequenceData
+from workloads.datasets.shared.sequence_data import SequenceData
 from workloads.errors import DatasetError
 from workloads.registry import DatasetDeclaration, DatasetShape, Problem, Samples
 

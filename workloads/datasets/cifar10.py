@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from workloads.contract import TrainConfig
-from workloads.datasets.downloads import Published, fetch, writing
-from workloads.datasets.images import ImageData, Split, statistics
+from workloads.datasets.shared.image_data import ImageData, Split, statistics
+from workloads.datasets.shared.published import Published, fetch, writing
 from workloads.errors import DatasetError
 from workloads.files.json_file import write_bytes
 from workloads.registry import DatasetDeclaration, DatasetShape, Problem

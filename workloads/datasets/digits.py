@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workloads.contract import TrainConfig
-from workloads.datasets.images import UNSIGNED_8, ImageData, Split, statistics
+from workloads.datasets.shared.image_data import UNSIGNED_8, ImageData, Split, statistics
 from workloads.errors import DatasetError
 from workloads.registry import DatasetDeclaration, DatasetShape, Problem
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
-from workloads.datasets import decoded, manifest
-from workloads.datasets.images import ImageData, Split
-from workloads.datasets.manifest import Listing, Summary
+from workloads.datasets.shared import decoded_images, manifest
+from workloads.datasets.shared.image_data import ImageData, Split
+from workloads.datasets.shared.manifest import Listing, Summary
 from workloads.errors import DatasetError, InputError, OrchestrateError
 from workloads.registry import DatasetDeclaration, DatasetShape, Problem
 
@@ -135,7 +135,7 @@ def _prepare(root: Path | None, name: str, progress: Callable[[str], None]) -> N
     listing = manifest.scan(located(root, name))
     summary = manifest.up_to_date(listing, progress)
     if summary.image_size:
-        decoded.pixels(listing, summary, summary.image_size, progress)
+        decoded_images.pixels(listing, summary, summary.image_size, progress)
     else:
         progress(f"{name}: images of {summary.sizes} pixels; a run brings them to its image_size when it starts")
     counts = f"{summary.num_train:,} training and {summary.num_test:,} test images"
@@ -146,7 +146,7 @@ def _load(root: Path | None, name: str, config: TrainConfig) -> ImageData:
     listing = manifest.scan(located(root, name))
     summary = manifest.up_to_date(listing, _log.info)
     size = _stored_size(listing, summary, config.image_size)
-    stored = decoded.pixels(listing, summary, size, _log.info)
+    stored = decoded_images.pixels(listing, summary, size, _log.info)
     return ImageData(
         _split(listing, stored.images, slice(0, summary.num_train)),
         _split(listing, stored.images, slice(summary.num_train, None)),

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
-from workloads.datasets.downloads import download, writing
-from workloads.datasets.files import sha256
-from workloads.datasets.images import ImageData, Split, statistics
+from workloads.datasets.shared.file_tasks import sha256
+from workloads.datasets.shared.image_data import ImageData, Split, statistics
+from workloads.datasets.shared.published import download, writing
 from workloads.errors import DatasetError
 from workloads.files.json_file import write_bytes
 from workloads.registry import DatasetDeclaration, DatasetShape, Problem

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
-from workloads.datasets.images import ImageData, Split, statistics
+from workloads.datasets.shared.image_data import ImageData, Split, statistics
 from workloads.registry import DatasetDeclaration, DatasetShape, Problem
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.contract import TrainConfig
-from workloads.datasets.images import ImageData
-from workloads.datasets.sequences import SequenceData
+from workloads.datasets.shared.image_data import ImageData
+from workloads.datasets.shared.sequence_data import SequenceData
 from workloads.engines import settings
 from workloads.errors import InputError
 from workloads.loaders.protocol import Loader

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from workloads import registry
 from workloads.contract import TrainConfig
-from workloads.datasets.images import ImageData
-from workloads.datasets.sequences import SequenceData
+from workloads.datasets.shared.image_data import ImageData
+from workloads.datasets.shared.sequence_data import SequenceData
 from workloads.errors import DatasetError, InputError
 from workloads.job import staging
 from workloads.job.context import Job

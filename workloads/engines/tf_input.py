@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from workloads.contract import TrainConfig
-from workloads.datasets.images import ImageData
+from workloads.datasets.shared.image_data import ImageData
 from workloads.loaders.augment import Augmentation
 from workloads.loaders.order import epoch_order, subset, training_parts
 from workloads.loaders.protocol import Shard

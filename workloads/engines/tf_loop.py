@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from workloads import registry
 from workloads.contract import TrainConfig
-from workloads.datasets.images import ImageData
+from workloads.datasets.shared.image_data import ImageData
 from workloads.engines import figures, settings
 from workloads.engines.training import Training
 from workloads.errors import InputError

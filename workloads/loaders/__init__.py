@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from workloads.datasets.sequences import SequenceData
+from workloads.datasets.shared.sequence_data import SequenceData
 from workloads.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
     from workloads.contract import TrainConfig
-    from workloads.datasets.images import ImageData
+    from workloads.datasets.shared.image_data import ImageData
     from workloads.loaders.protocol import Loader, Shard
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from workloads.contract import TrainConfig
-from workloads.datasets.images import ImageData, Split
+from workloads.datasets.shared.image_data import ImageData, Split
 from workloads.errors import DatasetError
 from workloads.loaders.augment import Augmentation, Normaliser
 from workloads.loaders.order import Part, epoch_order, evaluation_parts, subset, training_parts

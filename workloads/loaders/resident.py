@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from workloads.contract import TrainConfig
-from workloads.datasets.images import ImageData
+from workloads.datasets.shared.image_data import ImageData
 from workloads.errors import DatasetError
 from workloads.loaders.augment import Augmentation, Normaliser
 from workloads.loaders.gather import Gatherer, gatherer, placed

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from workloads.contract import TrainConfig
-from workloads.datasets.sequences import SequenceData
+from workloads.datasets.shared.sequence_data import SequenceData
 from workloads.loaders.order import epoch_order, evaluation_parts, subset, training_parts
 from workloads.loaders.protocol import Batch, Shard
 

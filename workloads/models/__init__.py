@@ -1,1 +1,1 @@
-"""Models, one file each. A file's stem is the name that users write; one without ``DECLARATION`` is a shared part."""
+"""Models, one file each; the file name is the name that users write."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from workloads.contract import TrainConfig
-from workloads.models.dropout import override
+from workloads.models.shared.torch_models import override
 from workloads.registry import TENSORFLOW, ModelDeclaration
 
 if TYPE_CHECKING:

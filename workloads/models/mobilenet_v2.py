@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
-from workloads.models import sequential, weights
+from workloads.models.shared import layer_lists, weights
 from workloads.registry import ModelDeclaration
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def _build(config: TrainConfig, channels: int, classes: int, _image_size: int) -
     from torch import nn
     from torchvision.models import mobilenetv2
 
-    from workloads.models.dropout import override
+    from workloads.models.shared.torch_models import override
 
     model: nn.Module = mobilenetv2.mobilenet_v2(weights=None, num_classes=classes)
     if channels != 3:
@@ -38,7 +38,7 @@ DECLARATION = ModelDeclaration(
     packages=("torch", "torchvision"),
     image_size=lambda _name, wished: wished,
     build=_build,
-    layers=sequential.of_torchvision,
+    layers=layer_lists.of_torchvision,
     num_layers=lambda _name: 23,
     has_batch_norm=True,
     has_dropout=True,

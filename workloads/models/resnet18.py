@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
-from workloads.models import sequential, weights
+from workloads.models.shared import layer_lists, weights
 from workloads.registry import ModelDeclaration
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def build(factory: str, config: TrainConfig, channels: int, classes: int) -> nn.
     import torchvision
     from torch import nn
 
-    from workloads.models.dropout import override
+    from workloads.models.shared.torch_models import override
 
     model: nn.Module = getattr(torchvision.models, factory)(weights=None, num_classes=classes)
     if config.stem == "cifar" or channels != 3:
@@ -45,7 +45,7 @@ DECLARATION = ModelDeclaration(
     packages=("torch", "torchvision"),
     image_size=image_size,
     build=lambda config, channels, classes, _size: build("resnet18", config, channels, classes),
-    layers=sequential.of_torchvision,
+    layers=layer_lists.of_torchvision,
     num_layers=lambda _name: 15,
     has_batch_norm=True,
     has_dropout=False,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from workloads.contract import TrainConfig
-from workloads.models import sequential, weights
 from workloads.models.resnet18 import build, image_size
+from workloads.models.shared import layer_lists, weights
 from workloads.registry import TENSORFLOW, ModelDeclaration
 
 
@@ -24,7 +24,7 @@ DECLARATION = ModelDeclaration(
     image_size=image_size,
     build=lambda config, channels, classes, _size: build("resnet50", config, channels, classes),
     keras_layers=_keras_layers,
-    layers=sequential.of_torchvision,
+    layers=layer_lists.of_torchvision,
     num_layers=lambda _name: 23,
     has_batch_norm=True,
     has_dropout=False,

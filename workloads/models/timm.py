@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import TrainConfig
 from workloads.errors import InputError
-from workloads.models import sequential
+from workloads.models.shared import layer_lists
 from workloads.registry import ModelDeclaration
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def _build(config: TrainConfig, channels: int, classes: int, image_size: int) ->
     import timm
     import torch
 
-    from workloads.models.dropout import override
+    from workloads.models.shared.torch_models import override
 
     name = config.model.partition("/")[2]
     if not timm.is_model(name):
@@ -68,5 +68,5 @@ DECLARATION = ModelDeclaration(
     packages=("torch", "torchvision", "timm"),
     image_size=lambda _name, wished: wished,
     build=_build,
-    layers=sequential.of_timm,
+    layers=layer_lists.of_timm,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from workloads.contract import TrainConfig
-from workloads.models import sequential, weights
+from workloads.models.shared import layer_lists, weights
 from workloads.registry import TENSORFLOW, ModelDeclaration
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def _build(config: TrainConfig, channels: int, classes: int, _image_size: int) -
     from torch import nn
     from torchvision.models import vgg
 
-    from workloads.models.dropout import override
+    from workloads.models.shared.torch_models import override
 
     model: nn.Module = vgg.vgg16(weights=None, num_classes=classes)
     if channels != 3:
@@ -55,7 +55,7 @@ DECLARATION = ModelDeclaration(
     image_size=_image_size,
     build=_build,
     keras_layers=_keras_layers,
-    layers=sequential.of_torchvision,
+    layers=layer_lists.of_torchvision,
     num_layers=lambda _name: 40,
     has_batch_norm=False,
     has_dropout=True,

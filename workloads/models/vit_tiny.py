@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
-from workloads.models import sequential
+from workloads.models.shared import layer_lists
 from workloads.registry import ModelDeclaration
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def _image_size(_name: str, wished: int) -> int:
 def _build(config: TrainConfig, channels: int, classes: int, image_size: int) -> nn.Module:
     import timm
 
-    from workloads.models.dropout import override
+    from workloads.models.shared.torch_models import override
 
     model: nn.Module = timm.create_model(
         "vit_tiny_patch16_224",
@@ -53,7 +53,7 @@ DECLARATION = ModelDeclaration(
     packages=("torch", "torchvision", "timm"),
     image_size=_image_size,
     build=_build,
-    layers=sequential.of_timm,
+    layers=layer_lists.of_timm,
     num_layers=lambda _name: 20,
     has_batch_norm=False,
     has_dropout=True,

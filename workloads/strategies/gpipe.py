@@ -37,7 +37,7 @@ class Gpipe:
         warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
         from torchgpipe import GPipe
 
-        from workloads.models import sequential
+        from workloads.models.shared import layer_lists
         from workloads.strategies.parts import sizes_of_parts
         from workloads.strategies.under_autocast import under_autocast
 
@@ -49,7 +49,7 @@ class Gpipe:
         self._deferred = self._defer_batch_norm() if task.options["deferred_batch_norm"] else []
         layers = task.layers()
         sizes = sizes_of_parts(task, layers, len(task.devices), samples=-(-task.config.batch_size // chunks))
-        parts = [under_autocast(task, part) for part in sequential.cut(layers, sizes)]
+        parts = [under_autocast(task, part) for part in layer_lists.cut(layers, sizes)]
         self._pipeline = GPipe(
             torch.nn.Sequential(*parts),
             balance=[1] * len(parts),

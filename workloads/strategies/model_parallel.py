@@ -28,13 +28,13 @@ class ModelParallel:
     optimizer: torch.optim.Optimizer
 
     def __init__(self, task: Task) -> None:
-        from workloads.models import sequential
+        from workloads.models.shared import layer_lists
         from workloads.strategies.compiled import Steps, compiled
         from workloads.strategies.parts import sizes_of_parts
 
         self._task = task
         layers = task.layers()
-        self._parts = sequential.cut(layers, sizes_of_parts(task, layers, PARTS, samples=task.config.batch_size))
+        self._parts = layer_lists.cut(layers, sizes_of_parts(task, layers, PARTS, samples=task.config.batch_size))
         for part, device in zip(self._parts, task.devices, strict=True):
             part.to(device)
         self.optimizer = task.make_optimizer(task.module.parameters())

@@ -187,7 +187,7 @@ class Pipeline:
         import torch
         from torch import distributed
 
-        from workloads.models import sequential
+        from workloads.models.shared import layer_lists
         from workloads.strategies.parts import sizes_of_parts
 
         task, layers = self._task, self._task.layers()
@@ -195,7 +195,7 @@ class Pipeline:
         if self._rank == 0:
             sizes += torch.tensor(sizes_of_parts(task, layers, self._count, self._micro_batch), device=task.device)
         distributed.broadcast(sizes, 0)
-        parts = sequential.cut(layers, sizes.tolist())
+        parts = layer_lists.cut(layers, sizes.tolist())
         return parts, _wires(task, parts, self._micro_batch)
 
 

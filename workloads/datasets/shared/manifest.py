@@ -19,8 +19,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from workloads.datasets.files import held, in_threads, sha256
-from workloads.datasets.images import GRAY_MODES, unreadable
+from workloads.datasets.shared.file_tasks import held, in_threads, sha256
+from workloads.datasets.shared.image_data import GRAY_MODES, unreadable
 from workloads.errors import DatasetError
 from workloads.files.json_file import read_json, write_bytes, write_json
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.datasets.downloads import Published, fetch, writing
+from workloads.datasets.shared.published import Published, fetch, writing
 from workloads.errors import DatasetError
 from workloads.registry import WEIGHTS, Problem
 

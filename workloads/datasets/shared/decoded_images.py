@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workloads.datasets.files import LOCK_WAIT_S, in_threads, sha256
-from workloads.datasets.images import decode, statistics
-from workloads.datasets.manifest import Entry, Listing, Summary, building, cache_folders
+from workloads.datasets.shared.file_tasks import LOCK_WAIT_S, in_threads, sha256
+from workloads.datasets.shared.image_data import decode, statistics
+from workloads.datasets.shared.manifest import Entry, Listing, Summary, building, cache_folders
 from workloads.files.json_file import read_json, write_json
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from workloads.datasets.files import held
+from workloads.datasets.shared.file_tasks import held
 from workloads.errors import DatasetError
 
 TIMEOUT_S = 30.0

@@ -1,0 +1,1 @@
+"""What several models share: layers in order, dropout, pretrained weights. No file here is a model."""
