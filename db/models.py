@@ -33,7 +33,13 @@ from workloads.contract import RunResult, TrainConfig
 
 metadata = MetaData()
 
-_TYPES: dict[str, type[TypeEngine[Any]]] = {"str": Text, "int": BigInteger, "float": Double, "bool": Boolean}
+_TYPES: dict[str, type[TypeEngine[Any]]] = {
+    "str": Text,
+    "Hardware": Text,
+    "int": BigInteger,
+    "float": Double,
+    "bool": Boolean,
+}
 
 JSON_COLUMNS = frozenset({"strategy_options", "shape", "nonfinite", "provenance", "recovery"})
 """Columns that hold an object as canonical JSON text (sorted keys, no spaces)."""

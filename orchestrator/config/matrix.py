@@ -185,6 +185,7 @@ def _fields(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, 
         for key, value in values.items()
         if key not in EXECUTION_KEYS and (key in _ALWAYS_SHOWN or value != DEFAULTS[key])
     }
+    fields["hardware"] = str(fields["hardware"])
     return fields | ({"strategy_options": dict(options)} if options else {})
 
 
@@ -246,11 +247,11 @@ class _Judge:
             if self._meets("when", i, values | changes, when.conditions):
                 changes.update({key: value for key, value in when.values.items() if own is None or key not in own})
         values = values | changes
-        choice, hardware = values["strategy"], str(values["hardware"])
-        assert isinstance(choice, StrategyChoice)
+        choice, hardware = values["strategy"], values["hardware"]
+        assert isinstance(choice, StrategyChoice) and isinstance(hardware, Hardware)
         if values["cpus"] is None:
             ranks = self._rules.ranks(choice, hardware)
-            values["cpus"] = changes["cpus"] = self._default_cpus(Hardware.parse(hardware), ranks)
+            values["cpus"] = changes["cpus"] = self._default_cpus(hardware, ranks)
         rule, why = self._exclusion(values) if own is None else ("", "")
         published = tuple(
             rule.published
@@ -295,9 +296,9 @@ class _Judge:
         return changes
 
 
-def _short(hardware: str) -> str:
+def _short(hardware: Hardware) -> str:
     """``cpu2``, ``a100x2``, ``a100x4x2``."""
-    kind, _, devices = hardware.rpartition(":")
+    kind, _, devices = str(hardware).rpartition(":")
     return f"{kind}x{devices}" if kind[-1].isdigit() else kind + devices
 
 

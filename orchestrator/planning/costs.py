@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import InputError
 from orchestrator.planning.plan import Action, Hours, Plan, PlannedRun
-from workloads.contract import TrainConfig
+from workloads.contract import Hardware, TrainConfig
 
 if TYPE_CHECKING:
     from db.queries import Duration
@@ -55,8 +55,8 @@ def insist(plan: Plan, max_gpu_hours: float, *, stale: bool = False) -> None:
     )
 
 
-def _per_unit_times(durations: Sequence[Duration]) -> dict[tuple[str, ...], list[float]]:
-    times: dict[tuple[str, ...], list[float]] = {}
+def _per_unit_times(durations: Sequence[Duration]) -> dict[tuple[str | Hardware, ...], list[float]]:
+    times: dict[tuple[str | Hardware, ...], list[float]] = {}
     for d in durations:
         units = d.steps if d.steps else d.epochs
         if d.total_time_s and units:
@@ -65,7 +65,7 @@ def _per_unit_times(durations: Sequence[Duration]) -> dict[tuple[str, ...], list
     return times
 
 
-def _history_key(train: TrainConfig) -> tuple[str, ...]:
+def _history_key(train: TrainConfig) -> tuple[str | Hardware, ...]:
     return (train.model, train.dataset, train.strategy, train.hardware, "steps" if train.steps else "epochs")
 
 

@@ -12,7 +12,7 @@ from orchestrator.config import matrix
 from orchestrator.config.experiment import ExperimentSpec, meets
 from orchestrator.config.keys import StrategyChoice
 from orchestrator.config.tables import FIGURES
-from workloads.contract import TrainConfig
+from workloads.contract import Hardware, TrainConfig
 
 PREFIX = "published_"
 
@@ -27,7 +27,7 @@ def beside(rows: Sequence[Mapping[str, Any]], spec: ExperimentSpec) -> Iterator[
     """Each row with ``published_FIGURE`` and ``published_on``; as often as figures of others belong to it."""
     names = figures(spec)
     for row in rows:
-        settings = {**row, "strategy": _choice(row)}
+        settings = {**row, "strategy": _choice(row), "hardware": Hardware.parse(row["hardware"])}
         found = [rule.published for rule in spec.published if meets(settings, rule.match)]
         for published in found:
             theirs = {PREFIX + name: published.figures.get(name) for name in names}

@@ -64,7 +64,7 @@ class Launcher:
         """A planned run; ``train`` overrides a small configuration on one CPU rank."""
         small: dict[str, Any] = {"model": "cnn", "dataset": "digits", "strategy": "eager", "hardware": "cpu:1"}
         devices = Hardware.parse(train.get("hardware", "cpu:1")).devices
-        config = TrainConfig(**(small | {"cpus": devices, "batch_size": 32, "epochs": 1} | train))
+        config = TrainConfig.from_json(small | {"cpus": devices, "batch_size": 32, "epochs": 1} | train)
         strategy = registry.strategies()[config.strategy]
         ranks = devices if strategy.topology(config.strategy_options) is Topology.PROCESS_PER_DEVICE else 1
         expectation = {"ranks": ranks, "nodes": 1, "gpus_per_node": 0, "cpus_per_rank": 1} | (expect or {})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from workloads import registry
-from workloads.contract import TrainConfig
+from workloads.contract import Hardware, TrainConfig
 from workloads.errors import InputError
 from workloads.strategies import fsdp
 
@@ -36,7 +36,7 @@ Fsdp.train_step = train_step
 def test_units_are_blocks_and_hold_nearly_all_parameters(model: str, units: int) -> None:
     """Also where a pipeline's layers are halves of blocks; what no unit holds is gathered as a whole."""
     declaration = registry.models()[model]
-    config = TrainConfig(model=model, dataset="digits", strategy="fsdp", hardware="cpu:2", cpus=2)
+    config = TrainConfig(model=model, dataset="digits", strategy="fsdp", hardware=Hardware("cpu", 2), cpus=2)
     assert declaration.layers is not None
     module = declaration.build(config, 3, 10, 32)
     options = {"wrap": "blocks", "min_unit_parameters": 50_000}

@@ -238,11 +238,11 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 import torch, torchvision
 import keras, numpy as np, tensorflow as tf
 from workloads import registry
-from workloads.contract import TrainConfig
+from workloads.contract import Hardware, TrainConfig
 from workloads.models.keras_forms.layers import Maker
 
 for model, size, more in (("resnet50", 32, {}), ("resnet50", 24, {"stem": "cifar"}), ("vgg16", 40, {})):
-    config = TrainConfig(model=model, dataset="synthetic", strategy="tf_eager", hardware="cpu:1", cpus=1, **more)
+    config = TrainConfig(model=model, dataset="synthetic", strategy="tf_eager", hardware=Hardware("cpu", 1), cpus=1, **more)
     declaration = registry.models()[model]
     torch.manual_seed(1)
     module = declaration.build(config, 3, 10, size).eval()

@@ -15,11 +15,13 @@ pytestmark = [
 ]
 
 from workloads import loaders  # noqa: E402 (needs torch)
-from workloads.contract import TrainConfig  # noqa: E402
+from workloads.contract import Hardware, TrainConfig  # noqa: E402
 from workloads.datasets import synthetic  # noqa: E402
 from workloads.loaders.protocol import Loader, Shard  # noqa: E402
 
-CONFIG = TrainConfig(model="cnn", dataset="synthetic", strategy="eager", hardware="gpu:1", cpus=1, augment="crop_flip")
+CONFIG = TrainConfig(
+    model="cnn", dataset="synthetic", strategy="eager", hardware=Hardware("gpu", 1), cpus=1, augment="crop_flip"
+)
 KERNELS_A_STEP = {"none": 2, "flip": 4, "crop_flip": 4}
 """Picking and normalising; with augmentation also the columns of each crop, and where each pixel is."""
 

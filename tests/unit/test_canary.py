@@ -12,7 +12,7 @@ from orchestrator.errors import InputError
 from orchestrator.planning import costs
 from orchestrator.planning.plan import Action, Hours, Plan, PlannedRun
 from orchestrator.submission import canary
-from workloads.contract import Execution, TrainConfig
+from workloads.contract import Execution, Hardware, TrainConfig
 
 
 def shape(gpus: int) -> ResourceShape:
@@ -34,7 +34,7 @@ def run(gpus: int, seed: int, action: Action = Action.NEW, *, epochs: int = 3, s
         model="cnn",
         dataset="digits",
         strategy="ddp",
-        hardware=f"a100:{gpus}",
+        hardware=Hardware("a100", gpus),
         cpus=gpus,
         seed=seed,
         epochs=epochs,

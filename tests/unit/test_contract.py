@@ -10,7 +10,7 @@ import pytest
 
 from workloads.contract import Execution, Expectation, Hardware, RunResult, RunSpec, State, TrainConfig
 
-BASE = {"model": "cnn", "dataset": "digits", "strategy": "ddp", "hardware": "cpu:2", "cpus": 2}
+BASE = {"model": "cnn", "dataset": "digits", "strategy": "ddp", "hardware": Hardware("cpu", 2), "cpus": 2}
 
 
 def test_identity_of_a_known_run_is_pinned() -> None:
@@ -20,7 +20,7 @@ def test_identity_of_a_known_run_is_pinned() -> None:
 
 def test_identity_holds_required_fields_seed_and_repeat_and_what_differs_from_the_defaults() -> None:
     identity = TrainConfig(**BASE, lr=0.1).identity()
-    assert identity == {"v": 1, **BASE, "seed": 0, "repeat": 0, "lr": 0.1}
+    assert identity == {"v": 1, **BASE, "hardware": "cpu:2", "seed": 0, "repeat": 0, "lr": 0.1}
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(TrainConfig)])
@@ -28,7 +28,13 @@ def test_every_field_is_identity(field: str) -> None:
     """Changing any one field gives another run."""
     config = TrainConfig(**BASE)
     value = getattr(config, field)
-    other = {"strategy_options": {"x": 1}, "steps": 5, "dropout": 0.1, "image_size": 64}.get(field)
+    other = {
+        "strategy_options": {"x": 1},
+        "steps": 5,
+        "dropout": 0.1,
+        "image_size": 64,
+        "hardware": Hardware("cpu", 3),
+    }.get(field)
     if other is None:
         other = (not value) if isinstance(value, bool) else value + 1 if isinstance(value, int | float) else value + "x"
     assert dataclasses.replace(config, **{field: other}).run_id() != config.run_id()

@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workloads.contract import TrainConfig
+from workloads.contract import Hardware, TrainConfig
 from workloads.datasets import mnist
 from workloads.datasets.mnist import DECLARATION, RawFile, read_idx
 from workloads.errors import DatasetError
 
-CONFIG = TrainConfig(model="cnn", dataset="mnist", strategy="eager", hardware="cpu:1", cpus=1)
+CONFIG = TrainConfig(model="cnn", dataset="mnist", strategy="eager", hardware=Hardware("cpu", 1), cpus=1)
 NOWHERE = ("http://127.0.0.1:9/",)
 """A port where nobody listens."""
 

@@ -15,7 +15,7 @@ from orchestrator.config.experiment import ExperimentSpec
 from orchestrator.config.keys import StrategyChoice, StrategyMatch
 from orchestrator.errors import ExperimentError, InputError
 from orchestrator.plugins import Plugins
-from workloads.contract import EXECUTION_KEYS, TrainConfig
+from workloads.contract import EXECUTION_KEYS, Hardware, TrainConfig
 from workloads.registry import Option
 
 GOOD = """
@@ -103,11 +103,11 @@ def test_the_grammar_of_the_design() -> None:
     assert [[*axis.rows[0]] for axis in product.axes] == [["seed"], ["model"], ["strategy", "hardware"]]
     assert product.axes[2].rows[2] == {
         "strategy": StrategyChoice("ddp", (("bucket_cap_mb", 50),)),
-        "hardware": "a100:4x2",
+        "hardware": Hardware("a100", 4, 2),
     }
     assert spec.whens[0].conditions == {"strategy": frozenset({StrategyMatch("ddp")}), "seed": frozenset({1, 2})}
     assert spec.whens[0].values == {"batch_size": 512}
-    assert spec.excludes[0].match["hardware"] == frozenset({"a100:2"})
+    assert spec.excludes[0].match["hardware"] == frozenset({Hardware("a100", 2)})
     assert spec.includes[0]["lr"] == 1.0 and isinstance(spec.includes[0]["lr"], float)
     assert spec.published[0].published.figures == {
         "test_accuracy": 0.991,
@@ -499,7 +499,7 @@ def test_set_collapses_a_zip_to_rows_that_differ() -> None:
     [
         ("model=vit_tiny", "model", "vit_tiny"),
         ('model="vit_tiny"', "model", "vit_tiny"),
-        ("hardware=a100:2", "hardware", "a100:2"),
+        ("hardware=a100:2", "hardware", Hardware("a100", 2)),
         ("time_limit=04:00:00", "time_limit", 14400),
         ("time_limit = 2h", "time_limit", 7200),
         ("nesterov=true", "nesterov", True),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from workloads.contract import Execution, Expectation, RunResult, RunSpec, State, TrainConfig
+from workloads.contract import Execution, Expectation, Hardware, RunResult, RunSpec, State, TrainConfig
 from workloads.files.event_log import read_events
 from workloads.files.json_file import read_json, write_json
 from workloads.files.run_dir import RunDir
@@ -27,7 +27,7 @@ assert not loaded, loaded
 
 def launch(runs: Path, ranks: int = 1, gpus: int = 0, devices: str = "0,1", **options: Any) -> tuple[RunDir, list[int]]:
     """Start every rank as torchrun would; the run's folder and the exit codes by rank."""
-    hardware = f"a100:{ranks}" if gpus else f"cpu:{ranks}"
+    hardware = Hardware("a100" if gpus else "cpu", ranks)
     train = TrainConfig(
         model="cnn",
         dataset="digits",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from workloads import registry
-from workloads.contract import TrainConfig
+from workloads.contract import Hardware, TrainConfig
 from workloads.errors import InputError
 
 torch = pytest.importorskip("torch")
@@ -16,7 +16,14 @@ pytestmark = pytest.mark.torch
 
 
 def _config(**changes: Any) -> TrainConfig:
-    fields = {"model": "cnn", "dataset": "digits", "strategy": "eager", "hardware": "cpu:1", "cpus": 1, "lr": 0.1}
+    fields = {
+        "model": "cnn",
+        "dataset": "digits",
+        "strategy": "eager",
+        "hardware": Hardware("cpu", 1),
+        "cpus": 1,
+        "lr": 0.1,
+    }
     return TrainConfig(**(fields | changes))
 
 

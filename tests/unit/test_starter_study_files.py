@@ -40,7 +40,7 @@ def test_the_demo_is_eager_on_one_core_and_ddp_on_two() -> None:
     assert Counter((c.train.model, c.train.strategy, c.train.hardware, c.train.dataset) for c in found.cells) == {
         (model, strategy, hardware, "digits"): 2
         for model in ("cnn", "vit_tiny")
-        for strategy, hardware in (("eager", "cpu:1"), ("ddp", "cpu:2"))
+        for strategy, hardware in (("eager", Hardware("cpu", 1)), ("ddp", Hardware("cpu", 2)))
     }
     assert {cell.label for cell in found.cells} >= {"cnn-eager-cpu1-s0", "vit_tiny-ddp-cpu2-s1"}
 

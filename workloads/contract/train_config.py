@@ -13,6 +13,7 @@ from operator import attrgetter, ne
 from typing import Any, Self
 
 from workloads.contract.flat import flat
+from workloads.contract.hardware import Hardware
 
 IDENTITY_VERSION = 1
 """Raised only when the meaning of an existing field changes; a new field with a default needs no raise."""
@@ -36,7 +37,7 @@ class TrainConfig:
     strategy: str
     strategy_options: dict[str, bool | int | float | str | tuple[int, ...]] = field(default_factory=dict)
     """Only the options that differ from the strategy's own defaults."""
-    hardware: str
+    hardware: Hardware
     cpus: int
     """CPU cores for the whole run (all nodes, all ranks)."""
     seed: int = 0
@@ -101,7 +102,7 @@ class TrainConfig:
         for name, default in _IDENTITY_FIELDS:
             value = getattr(self, name)
             if default is _ALWAYS or value != default:
-                identity[name] = value
+                identity[name] = str(value) if isinstance(value, Hardware) else value
         return identity
 
     def run_id(self) -> str:
@@ -116,7 +117,7 @@ class TrainConfig:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, ready for ``json.dump``."""
-        return flat(self)
+        return flat(self) | {"hardware": str(self.hardware)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -131,7 +132,7 @@ class TrainConfig:
             raise ValueError(f"unknown fields {unknown}: written by a newer version?")
         options = {k: tuple(v) if isinstance(v, list) else v for k, v in data.get("strategy_options", {}).items()}
         try:
-            return cls(**{**data, "strategy_options": options})
+            return cls(**{**data, "strategy_options": options, "hardware": Hardware.parse(data.get("hardware", ""))})
         except TypeError as error:
             raise ValueError(str(error)) from error
 
@@ -167,5 +168,6 @@ _JSON_OF: dict[type, Callable[[Any], str]] = {
     int: int.__repr__,
     float: _json_of_float,
     bool: ("false", "true").__getitem__,
+    Hardware: lambda hardware: f'"{hardware}"',
 }
 """Quicker ways to the same text as :func:`_json`."""
