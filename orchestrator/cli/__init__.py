@@ -11,32 +11,47 @@ import difflib
 import errno
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-VERBS: dict[str, tuple[str, str]] = {
-    "init": ("starting", "Write a starter experiment.toml, or a cluster.toml for this site."),
-    "doctor": ("starting", "Say whether this machine, cluster and data are usable, and what to fix."),
-    "plan": ("planning", "Show what would run, what is done, what is excluded and why."),
-    "submit": ("submitting", "Carry out the plan; safe to interrupt, safe to repeat."),
-    "status": ("running", "Show the state of every run and why."),
-    "watch": ("watching", "Show all runs live, until you leave."),
-    "logs": ("running", "Show what a run printed."),
-    "cancel": ("running", "Stop runs."),
-    "retry": ("submitting", "Send failed runs again."),
-    "collect": ("store", "Read new results from the runs folder into the database."),
-    "results": ("results", "Show tables of results."),
-    "query": ("results", "Run a read-only SQL query on the results."),
-    "db": ("store", "Look after the database."),
-    "clean": ("cleaning", "Remove checkpoints, logs and leftovers by rule; never a result."),
-    "data": ("data", "Look after data sets."),
-    "wheel": ("wheels", "Build Horovod for the installed torch, once, and print where the wheel is."),
-}
-"""Verb -> (module in this package, one-line help), in the order of use."""
+_VERBS = Path(__file__).parent / "verbs"
+
+
+@cache
+def verbs() -> dict[str, str]:
+    """Verb -> its summary, in the order of use.
+
+    The summary is the first line of the docstring of the verb's file, read as text: ``orchestrate --help`` imports no
+    verb, and takes as long as it did with a table.
+    """
+    found = []
+    for path in _VERBS.glob("[!_]*.py"):
+        text = path.read_text(encoding="utf-8")
+        order = re.search(r"^ORDER = (\d+)$", text, re.MULTILINE)
+        assert order is not None and text.startswith('"""'), f"{path} has no docstring, or no ORDER"
+        found.append((int(order[1]), path.stem, text[3:].partition("\n")[0].removesuffix('"""')))
+    return {name: summary for _, name, summary in sorted(found)}
+
+
+def load(verb: str) -> Any:
+    """Import a verb and return its command: the function of its name, or a group of what its ``app`` has."""
+    module = importlib.import_module(f"orchestrator.cli.verbs.{verb}")
+    holder = typer.Typer(rich_markup_mode=_PLAIN)
+    if hasattr(module, "app"):
+        holder.add_typer(module.app, name=verb, help=module.__doc__, no_args_is_help=True)
+    else:
+        holder.command(verb, help=module.__doc__)(getattr(module, verb))
+    command = typer.main.get_group(holder).commands[verb]
+    for sub_verb in getattr(command, "commands", {}).values():
+        sub_verb.short_help = sub_verb.help.partition("\n")[0]  # typer cuts the help in a listing otherwise
+    return command
 
 
 _PLAIN = None
@@ -49,10 +64,10 @@ class _LazyGroup(TyperGroup):
     _using = False
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 (the base class's signature)
-        return list(VERBS)
+        return list(verbs())
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in VERBS and (near := difflib.get_close_matches(args[0], VERBS, n=1)):
+        if args[0] not in verbs() and (near := difflib.get_close_matches(args[0], verbs(), n=1)):
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{near[0]}'?")
         self._using = True
         try:
@@ -61,17 +76,10 @@ class _LazyGroup(TyperGroup):
             self._using = False
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in VERBS:
+        if cmd_name not in verbs():
             return super().get_command(ctx, cmd_name)
-        module_name, summary = VERBS[cmd_name]
-        if not self._using:  # a listing: the summary will do
-            return TyperCommand(cmd_name, short_help=summary)
-        module = importlib.import_module(f"orchestrator.cli.{module_name}")
-        module.app.rich_markup_mode = _PLAIN
-        command = typer.main.get_group(module.app).commands[cmd_name]
-        for below in getattr(command, "commands", {}).values():
-            below.short_help = below.help.partition("\n")[0]  # else a listing cuts it
-        return command
+        # A listing needs the summary alone.
+        return load(cmd_name) if self._using else TyperCommand(cmd_name, short_help=verbs()[cmd_name])
 
 
 app = typer.Typer(

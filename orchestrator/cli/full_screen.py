@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.tracking.status_summary import StatusSummary
 
 if TYPE_CHECKING:
-    from orchestrator.cli.screen import Looks
+    from orchestrator.cli.screen_layout import Looks
     from orchestrator.workspace import Workspace
 
 DRAW_S = 0.5
@@ -39,7 +39,7 @@ class Screen:
         from rich.console import Console
         from rich.live import Live
 
-        from orchestrator.cli.screen import Looks
+        from orchestrator.cli.screen_layout import Looks
 
         self._workspace = workspace
         self._console = Console(highlight=False)
@@ -129,7 +129,7 @@ class Screen:
             self._left.set()
 
     def _draw(self) -> None:
-        from orchestrator.cli import following, screen
+        from orchestrator.cli import log_files, screen_layout
         from workloads.files.run_dir import RunDir
 
         seen, looks = self._seen, self._looks
@@ -137,13 +137,13 @@ class Screen:
         log: list[str] = []
         if chosen is not None:
             attempt = RunDir.of(self._workspace.runs, chosen.run_id).attempt(chosen.attempt)
-            log = following.last_lines(attempt, chosen.job_id, _LOG_LINES)
+            log = log_files.last_lines(attempt, chosen.job_id, _LOG_LINES)
         width, height = self._console.size
-        self._live.update(screen.draw(seen, looks, log, (width, height)), refresh=True)
+        self._live.update(screen_layout.draw(seen, looks, log, (width, height)), refresh=True)
 
     def _listen(self) -> None:
         """Wait for a key, for news, or for the time to draw again."""
-        from orchestrator.cli import screen
+        from orchestrator.cli import screen_layout
 
         sources = [self._news] + ([] if self._keyboard is None else [self._keyboard])
         ready, _, _ = select.select(sources, [], [], DRAW_S)
@@ -158,11 +158,11 @@ class Screen:
         if not typed:  # the terminal is gone
             self._keyboard = None
             self._leave()
-        for key in screen.keys_in(typed.decode(errors="replace")):
+        for key in screen_layout.keys_in(typed.decode(errors="replace")):
             if key == "q":
                 self._leave()
                 return
-            lines = screen.page(self._seen, self._looks, self._console.size.height)
+            lines = screen_layout.page(self._seen, self._looks, self._console.size.height)
             self._looks = self._looks.press(key, self._seen, lines)
 
     def _leave(self) -> None:

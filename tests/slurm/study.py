@@ -21,7 +21,7 @@ from orchestrator import cli
 from orchestrator.environment.interpreter import Packages
 from tests.slurm.lab import Lab
 
-for _module in ("planning", "running", "results", "following"):
+for _module in ("verbs.plan", "verbs.status", "verbs.results", "log_files"):
     importlib.import_module(f"orchestrator.cli.{_module}")
 for _module in (
     "alembic.command",

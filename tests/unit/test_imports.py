@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "db": {"db", "workloads"},
     "workloads": {"workloads"},
 }
-CROSSING = ("contract", "files", "provenance", "registry", "errors", "lazy", "job/entry")
+CROSSING = ("contract", "files", "metrics", "provenance", "registry", "errors", "lazy", "job/entry")
 """Modules and packages of ``workloads`` that the login side may import (``entry`` only to name the job's callable)."""
 FLOORS = (
     {"cli"},
@@ -92,7 +92,7 @@ def test_no_file_needs_itself_through_others() -> None:
         module: {_module(name, files) for name in _imports(path, types=False)} - {module, ""}
         for module, path in files.items()
     }
-    assert needs["orchestrator.cli.watching"] >= {"orchestrator.cli.waiting", "orchestrator.workspace"}
+    assert needs["orchestrator.cli.verbs.watch"] >= {"orchestrator.cli.monitor", "orchestrator.workspace"}
     TopologicalSorter(needs).prepare()  # which names the circle, where there is one
 
 

@@ -297,12 +297,12 @@ def test_cancel_counts_what_slurm_has_not_ended_yet(
     count: int,
     said: str,
 ) -> None:
-    from orchestrator.cli import running
+    from orchestrator.cli.verbs import cancel
 
     for seed in range(count):
         run = campaign.send(seed=seed)
         update_statuses(campaign.store, [StatusUpdate(run.run_id, 1, State.PENDING, job_id="7")])
-    monkeypatch.setattr(running, "_cancel", lambda *_: [])
+    monkeypatch.setattr(cancel, "_cancel", lambda *_: [])
     assert _verb(campaign, "cancel", "--all") == 0
     assert said in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.backends.slurm import queue_choice
 from orchestrator.backends.slurm.queue_choice import StartEstimate
-from orchestrator.cli.wheels import Package
+from orchestrator.cli.verbs.wheel import Package
 from orchestrator.cluster import cluster_file
 from orchestrator.doctor import machine, probing, site
 from orchestrator.doctor.findings import Finding, Verdict

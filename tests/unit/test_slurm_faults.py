@@ -16,7 +16,7 @@ from orchestrator.backends.slurm.commands import Answer
 from orchestrator.backends.slurm.executor import SlurmExecutor
 from orchestrator.backends.slurm.records import shape_key
 from orchestrator.backends.slurm.status import ABSENCE_GRACE_S, FINISH_GRACE_S
-from orchestrator.cli import submitting
+from orchestrator.cli import submit_report
 from orchestrator.errors import OperationError
 from orchestrator.submission.submitter import Submitted
 from orchestrator.workspace import Workspace
@@ -153,7 +153,7 @@ def test_where_there_is_no_slurm_nothing_has_failed(fakes: Fakes) -> None:
     (receipt,) = SlurmExecutor(fakes.runs, fakes.site).send([_request(fakes, "x")])
     assert (receipt.state, receipt.reason) == (State.PLANNED, UNREACHABLE)
     with pytest.raises(OperationError, match="no Slurm to be reached from here: 1 run not sent") as caught:
-        submitting._complain(Submitted(refused=[receipt]))
+        submit_report._complain(Submitted(refused=[receipt]))
     assert "DNS SRV" in caught.value.why and "login node" in caught.value.hint
 
 

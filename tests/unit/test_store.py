@@ -88,7 +88,9 @@ def test_a_store_is_made_once_and_opened_without_alembic(database: str) -> None:
 
 
 def test_the_verbs_module_imports_no_database_library() -> None:
-    code = "import sys, orchestrator.cli.results; print({'sqlalchemy', 'rich.table', 'alembic'} & set(sys.modules))"
+    code = (
+        "import sys, orchestrator.cli.verbs.results; print({'sqlalchemy', 'rich.table', 'alembic'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

@@ -23,9 +23,11 @@ import pytest
 
 from db.connect import open_store
 from db.submissions import mark, record_intents
-from orchestrator.cli import following, screen, waiting
-from orchestrator.cli.screen import Looks, Only
-from orchestrator.cli.waiting import Lines, Looker, Shepherd, attend
+from orchestrator.cli import log_files, monitor, progress, screen_layout
+from orchestrator.cli.backlog import Shepherd
+from orchestrator.cli.monitor import Looker, attend
+from orchestrator.cli.progress import Lines
+from orchestrator.cli.screen_layout import Looks, Only
 from orchestrator.errors import CommandError, InputError
 from orchestrator.submission import submitter
 from orchestrator.submission.submitter import Submitted
@@ -97,9 +99,9 @@ def test_an_overview_counts_groups_and_orders() -> None:
 
 def test_keys_are_told_apart_however_a_terminal_sends_them() -> None:
     """Arrows in both modes, pages, several keys in one piece, and an escape that is nothing but that."""
-    assert screen.keys_in("\x1b[A\x1bOBjk\x1b[5~q") == ["up", "down", "down", "up", "page up", "q"]
-    assert screen.keys_in("\x1b") == ["escape"]
-    assert screen.keys_in("\x1b[31~x") == ["\x1b[31~", "x"]
+    assert screen_layout.keys_in("\x1b[A\x1bOBjk\x1b[5~q") == ["up", "down", "down", "up", "page up", "q"]
+    assert screen_layout.keys_in("\x1b") == ["escape"]
+    assert screen_layout.keys_in("\x1b[31~x") == ["\x1b[31~", "x"]
 
 
 def test_a_selected_run_stays_selected_when_it_moves() -> None:
@@ -121,7 +123,7 @@ def test_a_selected_run_stays_selected_when_it_moves() -> None:
 
 def _drawn(seen: StatusSummary = SEEN, looks: Looks = Looks(), log: list[str] | None = None, **size: int) -> list[str]:  # noqa: B008
     width, height = size.get("width", 110), size.get("height", 30)
-    lines = screen.draw(seen, looks, log or [], (width, height)).split("\n", allow_blank=True)
+    lines = screen_layout.draw(seen, looks, log or [], (width, height)).split("\n", allow_blank=True)
     assert len(lines) == height and all(line.cell_len <= width for line in lines)
     return [line.plain for line in lines]
 
@@ -192,7 +194,7 @@ def test_a_look_that_fails_changes_nothing_and_the_next_one_is_tried(
             raise answer
         return list(answer)
 
-    monkeypatch.setattr(waiting, "refreshed", refreshed)
+    monkeypatch.setattr(monitor, "refreshed", refreshed)
     looker = _looker(tmp_path)
     first, second, third, fourth = (looker.look() for _ in range(4))
     assert first.notes == ("Slurm is slow",) and not first.problem
@@ -209,7 +211,7 @@ def test_what_can_never_be_looked_at_is_not_tried_again(tmp_path: Path, monkeypa
         _looker(tmp_path).look()
     looker = _looker(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(waiting, "refreshed", lambda *_, **__: [run("a", State.RUNNING)])
+        patch.setattr(monitor, "refreshed", lambda *_, **__: [run("a", State.RUNNING)])
         first = looker.look()
     second = looker.look()
     assert second.runs == first.runs and "not an SQLite database" in second.problem
@@ -243,7 +245,7 @@ def test_lines_tell_each_change_once() -> None:
 def test_lines_say_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the same line not again and again."""
     now_s = [0.0]
-    monkeypatch.setattr(waiting.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now_s[0])
     said: list[str] = []
     lines = Lines(said.append)
     queued = [run("a", State.PENDING, "waits for 1 core (0 of 2 free)"), run("b", State.PENDING, "waits for 1 core")]
@@ -309,7 +311,7 @@ def test_looking_takes_a_fifth_of_the_time_at_most(monkeypatch: pytest.MonkeyPat
         return SEEN
 
     assert attend(look, View()) == (SEEN, True)
-    assert pauses[0] == waiting.LOOK_S and 1.5 <= pauses[1] < 5
+    assert pauses[0] == monitor.LOOK_S and 1.5 <= pauses[1] < 5
 
 
 # --- in a real terminal ---
@@ -384,7 +386,7 @@ def workspace(campaign: Any, tmp_path: Path) -> Iterator[Path]:
 def test_the_last_lines_of_a_log(workspace: Path) -> None:
     (log,) = workspace.glob("runs/*/*/attempts/1/job/*.out")
     log.write_text("".join(f"line {number}\n" for number in range(100_000)))
-    assert following.last_lines(_attempt(log), None, 3) == ["line 99997", "line 99998", "line 99999"]
+    assert log_files.last_lines(_attempt(log), None, 3) == ["line 99997", "line 99998", "line 99999"]
 
 
 def _attempt(log: Path) -> Any:

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli import wheels as verb
+from orchestrator import cli
 from orchestrator.environment import horovod_recipe, wheel_build, wheel_cache
 from orchestrator.environment.horovod_recipe import HOROVOD
 from orchestrator.environment.wheels import Edit, Flavour, Needs, Order, Recipe, Target
@@ -343,10 +343,10 @@ def test_the_verb_prints_the_wheel_and_nothing_else(
         wheel = tmp_path / "wheels" / Order.of(HOROVOD, target, flavour).key / "horovod.whl"
         wheel.parent.mkdir(parents=True)
         zipfile.ZipFile(wheel, "w").close()
-        done = CliRunner().invoke(verb.app, ["horovod", option])
+        done = CliRunner().invoke(cli.app, ["wheel", "horovod", option])
         assert done.stdout == f"{wheel}\n"
-    assert CliRunner().invoke(verb.app, ["horovod"]).stdout == f"{wheel}\n"
-    told = CliRunner().invoke(verb.app, ["horovod", "--json"]).stdout
+    assert CliRunner().invoke(cli.app, ["wheel", "horovod"]).stdout == f"{wheel}\n"
+    told = CliRunner().invoke(cli.app, ["wheel", "horovod", "--json"]).stdout
     assert '"built": false' in told
     assert '"torch": "9.1.0+cu130"' in told
 

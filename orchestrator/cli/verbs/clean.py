@@ -1,4 +1,10 @@
-"""The verb clean: room on the disk, by rule, without losing a result."""
+"""Remove checkpoints, logs and leftovers by rule; never a result.
+
+Runs that wait or run keep everything. Without options only leftovers go: half-written files, damaged checkpoints,
+and code of old submissions that no run needs any more. Shows sizes and asks first.
+
+Example: orchestrate clean --keep best --older-than 7d --dry-run
+"""
 
 from __future__ import annotations
 
@@ -19,12 +25,12 @@ from workloads.contract import State
 if TYPE_CHECKING:
     from orchestrator.tracking.clean import CleanPolicy, CleanReport
 
-app = typer.Typer()
+ORDER = 140
+
 
 _NAMED = 10
 
 
-@app.command()
 def clean(
     checkpoints: Annotated[
         KeepCheckpoints,
@@ -43,13 +49,6 @@ def clean(
     runs: RunsOption = DEFAULT_RUNS,
     database: DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
-    """Remove checkpoints, logs and leftovers by rule; never a result.
-
-    Runs that wait or run keep everything. Without options only leftovers go: half-written files, damaged checkpoints,
-    and code of old submissions that no run needs any more. Shows sizes and asks first.
-
-    Example: orchestrate clean --keep best --older-than 7d --dry-run
-    """
     from orchestrator.tracking.clean import CleanPolicy
 
     workspace = Workspace.at(runs=runs, database=database)
@@ -113,7 +112,8 @@ def _seconds(text: str) -> float:
 
 
 def _find(workspace: Workspace, rules: CleanPolicy) -> CleanReport:
-    from orchestrator.cli.refreshing import bring_up_to_date, insist_on_runs_folder
+    from orchestrator.cli.refresh import bring_up_to_date
+    from orchestrator.cli.workspace_checks import insist_on_runs_folder
     from orchestrator.tracking import clean
 
     insist_on_runs_folder(workspace)

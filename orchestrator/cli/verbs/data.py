@@ -1,4 +1,7 @@
-"""The verbs data list, data check and data prepare."""
+"""Look after data sets.
+
+Example: orchestrate data list
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from workloads import registry
 if TYPE_CHECKING:
     from workloads.registry import DatasetDeclaration, Weights
 
+ORDER = 150
+
 app = typer.Typer()
-_data = typer.Typer(help="Look after data sets.\n\nExample: orchestrate data list", no_args_is_help=True)
-app.add_typer(_data, name="data")
 
 Names = Annotated[
     list[str],
@@ -32,7 +35,7 @@ SomeNames = Annotated[
 ]
 
 
-@_data.command("list")
+@app.command("list")
 def list_(
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002
     json: output.JsonFormatOption = False,
@@ -47,7 +50,7 @@ def list_(
     output.rows([_row(root, name) for name in _all_names(root)], columns, output.chosen(format, json))
 
 
-@_data.command()
+@app.command()
 def check(
     names: SomeNames = None,
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002
@@ -75,7 +78,7 @@ def check(
         raise typer.Exit(1)
 
 
-@_data.command()
+@app.command()
 def prepare(names: Names, data: DataOption = None) -> None:
     """Fetch, verify and decode data sets, so that jobs need no network and start at once; safe to repeat.
 

@@ -1,4 +1,11 @@
-"""The verb plan."""
+"""Show what would run, what is done, what is excluded and why.
+
+Nothing is sent. The plan is kept in plan.json, which submit carries out.
+
+Example: orchestrate plan --local
+
+Example: orchestrate plan --cluster cluster.toml --set epochs=1 --scripts
+"""
 
 from __future__ import annotations
 
@@ -23,13 +30,13 @@ from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT
 if TYPE_CHECKING:
     from orchestrator.planning.plan import Hours, Plan
 
-app = typer.Typer()
+ORDER = 30
+
 
 ROWS_SHOWN = 40
 """More runs than this are shown as counts by model, strategy and hardware."""
 
 
-@app.command()
 def plan(
     experiment: ExperimentOption = DEFAULT_EXPERIMENT,
     local: LocalOption = False,
@@ -42,14 +49,6 @@ def plan(
     database: DatabaseOption = DEFAULT_DATABASE,
     data: DataOption = None,
 ) -> None:
-    """Show what would run, what is done, what is excluded and why.
-
-    Nothing is sent. The plan is kept in plan.json, which submit carries out.
-
-    Example: orchestrate plan --local
-
-    Example: orchestrate plan --cluster cluster.toml --set epochs=1 --scripts
-    """
     from orchestrator.planning import planner
 
     workspace = Workspace.at(runs=runs, database=database, data_root=data, experiment=experiment)
@@ -76,7 +75,7 @@ def _show(made: Plan, *, every: bool) -> None:
                 "run_id": run.cell.run_id,
                 "label": run.cell.label,
                 "state": run.action.words,
-                "hardware": run.cell.train.hardware,
+                "hardware": str(run.cell.train.hardware),
                 "cpus": run.cell.train.cpus,
                 "why": run.why,
             }
@@ -84,7 +83,7 @@ def _show(made: Plan, *, every: bool) -> None:
         ]
     else:
         counts = Counter(
-            (run.cell.train.model, run.cell.train.strategy, run.cell.train.hardware, run.action.words)
+            (run.cell.train.model, run.cell.train.strategy, str(run.cell.train.hardware), run.action.words)
             for run in made.runs
         )
         names = ["model", "strategy", "hardware", "state", "runs"]

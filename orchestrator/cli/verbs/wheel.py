@@ -1,4 +1,7 @@
-"""The verb that builds packages which no index offers for the installed torch: wheel."""
+"""Build Horovod for the installed torch, once, and print where the wheel is.
+
+Example: orchestrate wheel horovod --nccl --python .venv/bin/python --install
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import typer
 
 from orchestrator.cli import output
 
-app = typer.Typer()
+ORDER = 160
 
 
 class Package(StrEnum):
@@ -20,7 +23,6 @@ class Package(StrEnum):
     HOROVOD = "horovod"
 
 
-@app.command()
 def wheel(
     package: Annotated[Package, typer.Argument(help="Which package.")],
     nccl: Annotated[
@@ -46,10 +48,6 @@ def wheel(
     install: Annotated[bool, typer.Option("--install", help="Also install it into that interpreter.")] = False,
     json: output.JsonOption = False,
 ) -> None:
-    """Build Horovod for the installed torch, once, and print where the wheel is.
-
-    Example: orchestrate wheel horovod --nccl --python .venv/bin/python --install
-    """
     from orchestrator.environment import wheel_cache, wheels
     from orchestrator.environment.horovod_recipe import HOROVOD
 

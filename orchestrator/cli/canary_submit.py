@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orchestrator.cli import output, waiting
-from orchestrator.cli.refreshing import refreshed
+from orchestrator.cli import monitor, output
+from orchestrator.cli.refresh import refreshed
 from orchestrator.errors import OperationError
 from orchestrator.planning.plan import Action
 from orchestrator.submission import canary
@@ -61,7 +61,7 @@ def prove(
         canaries = counted(len(chosen.run_ids), "canary", "canaries")
         before = f"before {counted(rest, 'more run')}" if rest else "and no more runs"
         output.talk(f"{canaries}, one of each resource shape, {before}")
-        waiting.wait(workspace, chosen.run_ids, "submit --canary", recover=recover)
+        monitor.wait(workspace, chosen.run_ids, "submit --canary", recover=recover)
 
 
 def _insist(workspace: Workspace, plan: Plan, awaited: Collection[str], *, stale: bool) -> None:

@@ -1,9 +1,21 @@
-"""The verbs results and query: what the store has."""
+"""Show tables of results.
+
+One row a run, with what its newest successful attempt measured. ~ means contains, an empty value means not set.
+JSON and CSV have every column, and numbers as they are, unless --select names some. With --group-by, numbers are
+the median over runs that succeeded and did not diverge, with smallest and largest, n saying how many.
+
+--published shows what [[published]] of the experiment file has for a run; give it the --set that the runs had.
+
+Example: orchestrate results --where dataset=mnist --where "test_accuracy>0.97" --sort -samples_per_s
+
+Example: orchestrate results --group-by model,strategy,hardware --format latex
+
+Example: orchestrate results --published --set hardware=cpu
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli import completion, output
+from orchestrator.cli.collect_report import say_problems
 from orchestrator.cli.options import DatabaseOption, ExperimentOption, RunsOption, SetOption
-from orchestrator.cli.store import insist_on_results, say_problems
+from orchestrator.cli.workspace_checks import insist_on_results
 from orchestrator.errors import InputError
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT_RUNS, Workspace
 
@@ -20,14 +33,16 @@ if TYPE_CHECKING:
     from db.connect import Store
     from orchestrator.config.experiment import ExperimentSpec
 
-app = typer.Typer()
+ORDER = 110
+
 
 _METRICS = ("test_accuracy", "epoch_time_s", "total_time_s", "samples_per_s", "peak_memory_bytes")
+
+
 _NAMED = 5
 """How many runs a note names before it only counts."""
 
 
-@app.command()
 def results(
     where: Annotated[
         list[str] | None,
@@ -74,20 +89,6 @@ def results(
     runs: RunsOption = DEFAULT_RUNS,
     database: DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
-    """Show tables of results.
-
-    One row a run, with what its newest successful attempt measured. ~ means contains, an empty value means not set.
-    JSON and CSV have every column, and numbers as they are, unless --select names some. With --group-by, numbers are
-    the median over runs that succeeded and did not diverge, with smallest and largest, n saying how many.
-
-    --published shows what [[published]] of the experiment file has for a run; give it the --set that the runs had.
-
-    Example: orchestrate results --where dataset=mnist --where "test_accuracy>0.97" --sort -samples_per_s
-
-    Example: orchestrate results --group-by model,strategy,hardware --format latex
-
-    Example: orchestrate results --published --set hardware=cpu
-    """
     from db import queries, statistics
     from orchestrator.config import experiment as experiments
     from orchestrator.planning.published import beside
@@ -127,63 +128,6 @@ def results(
         for note in _notes_on_published(shown, experiment, others):
             output.talk(f"note: {note}")
     _say_unfinished(rows)
-
-
-@app.command()
-def query(
-    sql: Annotated[str, typer.Argument(help="One SELECT statement; - reads it from standard input.")],
-    parameters: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--param",
-            "-p",
-            metavar="NAME=VALUE",
-            help="Value for :NAME in the statement, a number where it is written as one (80, -0.5); repeatable.",
-        ),
-    ] = None,
-    format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
-    json: output.JsonFormatOption = False,
-    database: DatabaseOption = DEFAULT_DATABASE,
-) -> None:
-    """Run a read-only SQL query on the results.
-
-    Tables: runs, attempts, results, epochs, classes, ranks. Views: summary (one row a run: its fields, its state, what
-    it measured) and curves (the epochs that count of each run). orchestrate db info --columns lists their columns.
-    Names and values are shown as the database has them: accuracy as a share, memory in bytes.
-
-    Example: orchestrate query "SELECT model, max(test_accuracy) FROM summary WHERE lr = :lr GROUP BY model" -p lr=0.1
-    """
-    from db import queries
-    from db.connect import open_store
-
-    values = {}
-    for given in parameters or []:
-        name, equals, value = given.partition("=")
-        if not equals:
-            raise InputError("not a parameter", where=f"-p {given}", hint="-p NAME=VALUE")
-        name = name.removeprefix(":")
-        if name in values:
-            raise InputError(f":{name} is given twice", where=f"-p {given}", hint="leave one of them out")
-        values[name] = value
-    statement = _from_standard_input() if sql == "-" else sql
-    workspace = Workspace.at(database=database)
-    insist_on_results(workspace)
-    with open_store(workspace.database, read_only=True) as store:
-        names, rows = queries.run_sql(store, statement, values)
-    columns = [output.Column(name, title=name, text=_as_asked(name)) for name in names]
-    output.rows([dict(zip(names, row, strict=True)) for row in rows], columns, output.chosen(format, json))
-
-
-def _from_standard_input() -> str:
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise InputError("not a text in UTF-8", where="standard input", hint="write it in UTF-8") from error
-
-
-def _as_asked(name: str) -> Callable[[Mapping[str, Any]], str]:
-    """Neither scaled nor rounded: the unit of a column is that of the statement's author."""
-    return lambda row: "" if row[name] is None else str(row[name])
 
 
 @contextmanager

@@ -1,4 +1,11 @@
-"""The verb watch: all runs live, on the full screen of a terminal or line by line."""
+"""Show all runs live, until you leave.
+
+States, progress, what is waited for, what went wrong and the log of a run, on a cluster and on this machine. q
+leaves, and nothing stops; come back at any time. Where output is no terminal, each change is a line, until nothing
+goes on any more.
+
+Example: orchestrate watch
+"""
 
 from __future__ import annotations
 
@@ -8,25 +15,17 @@ import typer
 
 from orchestrator.cli import output
 from orchestrator.cli.full_screen import Screen
+from orchestrator.cli.monitor import INTERRUPTED, Looker, attend
 from orchestrator.cli.options import DatabaseOption, RecoverOption, RunsOption
-from orchestrator.cli.waiting import INTERRUPTED, Lines, Looker, attend, whole
+from orchestrator.cli.progress import Lines, whole
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
 
-app = typer.Typer()
+ORDER = 60
 
 
-@app.command()
 def watch(
     recover: RecoverOption = True, runs: RunsOption = DEFAULT_RUNS, database: DatabaseOption = DEFAULT_DATABASE
 ) -> None:
-    """Show all runs live, until you leave.
-
-    States, progress, what is waited for, what went wrong and the log of a run, on a cluster and on this machine. q
-    leaves, and nothing stops; come back at any time. Where output is no terminal, each change is a line, until nothing
-    goes on any more.
-
-    Example: orchestrate watch
-    """
     workspace = Workspace.at(runs=runs, database=database)
     looker = Looker(workspace, recover=recover)
     try:

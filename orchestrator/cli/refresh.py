@@ -1,4 +1,4 @@
-"""What every verb that shows runs does first: bring the store up to date, and finish what was interrupted."""
+"""Refresh."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.cli import output
-from orchestrator.errors import InputError, OrchestrateError
+from orchestrator.cli.workspace_checks import insist_on_runs_folder
+from orchestrator.errors import OrchestrateError
 from orchestrator.units import counted
 
 if TYPE_CHECKING:
@@ -50,34 +51,6 @@ def refreshed(
         if recover and due and _recover(workspace, due, say):
             known = assess_runs(store, workspace.runs)
         return tracker.statuses(store, workspace.runs, known)
-
-
-def insist_on_runs_folder(workspace: Workspace) -> None:
-    """See to it that runs are not taken for lost because another folder was looked into, or a disk is not mounted.
-
-    Raises:
-        InputError: the runs folder is not there or has nothing in it, and the database knows runs.
-    """
-    folder = workspace.runs
-    there = folder.is_dir()
-    if not workspace.has_database or (there and any(folder.iterdir())):
-        return
-    from db.connect import open_store
-    from db.errors import StoreError
-    from db.queries import run_records
-
-    try:
-        with open_store(workspace.database, read_only=True) as store:
-            known = sum(record.attempt > 0 for record in run_records(store).values())
-    except StoreError:
-        return  # empty, or it cannot be used: whoever uses it next says so
-    if known:
-        raise InputError(
-            "the runs folder is empty" if there else "there is no runs folder",
-            where=str(folder),
-            why=f"{workspace.database} knows {counted(known, 'run')}, and nothing of them is there",
-            hint="name their folder with --runs or ORCHESTRATE_RUNS; a new folder wants a new database too, with --db",
-        )
 
 
 def _recover(workspace: Workspace, due: Sequence[Assessment], say: Callable[[str], None]) -> bool:

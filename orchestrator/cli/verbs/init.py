@@ -1,4 +1,12 @@
-"""The first verbs of a workspace: init and doctor."""
+"""Write a starter experiment.toml, or a cluster.toml for this site.
+
+With --cluster: the shipped profile whose host names match this one, else what Slurm says of partitions, GPUs, your
+accounts and limits.
+
+Example: orchestrate init --study demo
+
+Example: orchestrate init --cluster
+"""
 
 from __future__ import annotations
 
@@ -12,22 +20,15 @@ import typer
 from orchestrator.cli import output
 from orchestrator.cli.completion import profile_names, study_names
 from orchestrator.cli.options import (
-    ClusterOption,
-    DatabaseOption,
-    DataOption,
     ExperimentOption,
-    LocalOption,
-    RunsOption,
     insist_apart,
 )
-from orchestrator.cli.refreshing import insist_on_runs_folder
 from orchestrator.errors import InputError
-from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT_RUNS, Workspace
+from orchestrator.workspace import DEFAULT_EXPERIMENT
 
-app = typer.Typer()
+ORDER = 10
 
 
-@app.command()
 def init(
     context: typer.Context,
     study: Annotated[
@@ -46,15 +47,6 @@ def init(
         bool, typer.Option("--list", help="List the starter studies, with --cluster the shipped profiles, and stop.")
     ] = False,
 ) -> None:
-    """Write a starter experiment.toml, or a cluster.toml for this site.
-
-    With --cluster: the shipped profile whose host names match this one, else what Slurm says of partitions, GPUs, your
-    accounts and limits.
-
-    Example: orchestrate init --study demo
-
-    Example: orchestrate init --cluster
-    """
     insist_apart(context, "cluster", "study", "a study is an experiment file, and --cluster writes a cluster file")
     insist_apart(context, "cluster", "experiment", "--cluster writes a cluster file, always cluster.toml")
     insist_apart(context, "list_all", "study", "--list shows every study and writes none")
@@ -115,40 +107,3 @@ def _write(path: Path, text: str, what: str, *, force: bool, other: str = "") ->
 def _refuse_to_overwrite(path: Path, what: str, other: str) -> None:
     hint = ", ".join(filter(None, ("--force overwrites it", other)))
     raise InputError(f"{what} is already here, and it was not touched", where=str(path), hint=hint)
-
-
-@app.command()
-def doctor(
-    experiment: ExperimentOption = DEFAULT_EXPERIMENT,
-    local: LocalOption = False,
-    cluster: ClusterOption = None,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Also send short jobs that tell what compute nodes see.")
-    ] = False,
-    probe_minutes: Annotated[
-        int, typer.Option("--probe-minutes", min=1, help="How long to wait for them; then they are cancelled.")
-    ] = 10,
-    runs: RunsOption = DEFAULT_RUNS,
-    database: DatabaseOption = DEFAULT_DATABASE,
-    data: DataOption = None,
-    json: output.JsonOption = False,
-) -> None:
-    """Say whether this machine, cluster and data are usable, and what to fix.
-
-    On a cluster: what Slurm says of accounts, limits and queues, and of each planned script, which nothing queues. Exit
-    code 1 when something must be fixed first.
-
-    Example: orchestrate doctor --local
-
-    Example: orchestrate doctor --probe
-    """
-    from orchestrator.doctor.machine import Verdict, examine
-
-    workspace = Workspace.at(runs=runs, database=database, data_root=data, experiment=experiment)
-    probe_s = 60.0 * probe_minutes if probe else 0.0
-    insist_on_runs_folder(workspace)
-    findings = list(examine(workspace, local=local, cluster=cluster, probe_s=probe_s))
-    rows = [{"subject": f.subject, "verdict": f.verdict.value, "what": f.what, "fix": f.fix} for f in findings]
-    output.rows(rows, ["subject", "verdict", "what", "fix"], output.Format.JSON if json else output.Format.TABLE)
-    if any(f.verdict is Verdict.FAIL for f in findings):
-        raise typer.Exit(1)
