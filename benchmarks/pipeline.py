@@ -167,7 +167,7 @@ class _Bench:
 
     def cuts(self, chunks: int, devices: int) -> tuple[list[float], list[tuple[int, ...]]]:
         """Seconds of each layer; the cut that the strategy makes, then its neighbours of one layer more or less."""
-        from workloads.strategies.parts import measure_s, share_out
+        from workloads.strategies.shared.partition import measure_s, share_out
 
         task = self.task("pipeline")
         layers_s = measure_s(task, task.layers(), -(-self.config.batch_size // chunks))
@@ -184,8 +184,8 @@ class _Bench:
         """Each stage of a cut, at work on one micro-batch."""
         import torch
 
-        from workloads.engines.stages import Stage, warm_up
         from workloads.models.shared import layer_lists
+        from workloads.strategies.shared.pipeline_stage import Stage, warm_up
 
         task = self.task("pipeline")
         wire = task.example(-(-self.config.batch_size // chunks))

@@ -81,7 +81,7 @@ class StrategyDeclaration:
     batch_norm_treatment: str
     """What batch norm sees under this strategy (``per_rank``, ``whole_batch``, ``per_micro_batch``)."""
     create: Callable[[], Callable[..., Any]]
-    """Imports the framework and returns the class, one of ``strategies.protocol`` or ``strategies.keras_protocol``;
+    """Imports the framework and returns the class, one of ``strategies.shared.protocol`` or ``strategies.shared.keras_protocol``;
     called in the job only."""
     unsupported_hardware: Callable[[Hardware, Options], str] = lambda _hardware, _options: ""
     """Why this strategy cannot run on that hardware; empty when it can."""
@@ -104,7 +104,7 @@ class StrategyDeclaration:
     """Sets of options under which contract tests compare it with eager; together they reach all of its code."""
     unsupported_compile: Callable[[str, Options], str] = lambda _how, _options: "it cannot be compiled or recorded"
     """(``default``, ``graphs`` or ``default_graphs``) -> why it cannot train with that value of ``compile``; empty when
-    it can, and then its class is a :class:`workloads.strategies.protocol.Prepares` too."""
+    it can, and then its class is a :class:`workloads.strategies.shared.protocol.Prepares` too."""
     equal_under: tuple[str, ...] = ("sgd", "adam", "adamw")
     """Optimisers under which it learns what eager learns, batch norm aside."""
     unsupported_batch_norm: Callable[[Options], str] = lambda _options: ""

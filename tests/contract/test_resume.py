@@ -37,7 +37,7 @@ COPY_FIRST_CHECKPOINT = """
 from pathlib import Path
 import shutil
 from workloads import checkpoint
-from workloads.strategies import parts
+from workloads.strategies.shared import partition as parts
 save = checkpoint.save
 def save_and_copy(path, run_id, state, progress):
     save(path, run_id, state, progress)

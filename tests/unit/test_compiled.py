@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from workloads.loaders.protocol import Batch  # noqa: E402 (needs torch)
-from workloads.strategies import compiled  # noqa: E402
+from workloads.strategies.shared import compiled_steps as compiled  # noqa: E402
 
 
 def _batch(samples: int = 6) -> Batch:
@@ -110,7 +110,8 @@ def test_the_update_reads_its_rate_from_a_tensor_while_it_is_recorded() -> None:
 def test_without_a_compiler_it_says_what_is_needed() -> None:
     """In a process of its own: torch remembers which compiler it found."""
     code = (
-        "import torch\nfrom workloads.strategies import compiled\nfrom workloads.errors import InputError\n"
+        "import torch\nfrom workloads.strategies.shared import compiled_steps as compiled\n"
+        "from workloads.errors import InputError\n"
         "try:\n    with compiled.explained():\n        compiled.compiled(torch.nn.Tanh())(torch.ones(3, 2)).sum()\n"
         "except InputError as error:\n    print(error)"
     )

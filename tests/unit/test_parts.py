@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from workloads.strategies.parts import runs, share_out
+from workloads.strategies.shared.partition import runs, share_out
 
 
 @pytest.mark.parametrize(

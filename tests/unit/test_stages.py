@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from workloads.engines.stages import Stage  # noqa: E402 (needs torch)
+from workloads.strategies.shared.pipeline_stage import Stage  # noqa: E402 (needs torch)
 
 CHUNKS, SAMPLES = 3, 4
 

@@ -24,7 +24,7 @@ class DamagedCheckpointError(Exception):
 
 
 def cpu_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Model and optimiser as :meth:`workloads.strategies.protocol.Strategy.state_dict` promises them."""
+    """Model and optimiser as :meth:`workloads.strategies.shared.protocol.Strategy.state_dict` promises them."""
     return {"model": _to_cpu(module.state_dict()), "optimizer": _to_cpu(optimizer.state_dict())}
 
 

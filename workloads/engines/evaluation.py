@@ -1,70 +1,56 @@
-"""Loss, accuracy and per-class figures over a whole test set, each sample counted once at any world size.
-
-A sample has one answer, or one at each of its positions; of those, each counts.
-"""
+"""What a trained model does on the test set, from what was counted; the same for every framework."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
-from workloads.engines import figures
-from workloads.engines.communication import Communication
-from workloads.engines.figures import Evaluation
-from workloads.loaders.protocol import Loader
-from workloads.strategies.protocol import Strategy
+from workloads.errors import JobError
 
 
-class _Counts:
-    """Sums on the device: nothing is read before the end."""
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a trained model does on the test set."""
 
-    def __init__(self, classes: int, device: torch.device) -> None:
-        self._classes = classes
-        self._samples = 0
-        # One row each: right answers, given answers and due answers by class. Below 2^53 a double counts exactly.
-        self._rows = torch.zeros(3, classes, dtype=torch.float64, device=device)
-        self._loss = torch.zeros(1, dtype=torch.float64, device=device)
-
-    def take(self, logits: Tensor, y: Tensor) -> None:
-        """Samples of one batch."""
-        logits = logits.float() if logits.dtype == torch.bfloat16 else logits
-        self._loss += functional.cross_entropy(logits, y, reduction="none").double().sum()
-        self._samples += len(y)
-        answers, y = logits.argmax(dim=1).reshape(-1), y.reshape(-1)
-        ones = torch.ones(len(y), dtype=torch.float64, device=y.device)
-        self._rows[0].index_add_(0, y, (answers == y).double())
-        self._rows[1].index_add_(0, answers, ones)
-        self._rows[2].index_add_(0, y, ones)
-
-    def total(self, communication: Communication) -> tuple[int, float, list[list[float]]]:
-        """(samples, summed loss, the three rows) over all ranks, in one message."""
-        samples = torch.full_like(self._loss, self._samples)
-        flat = communication.add(torch.cat([samples, self._loss, self._rows.reshape(-1)])).tolist()
-        n = self._classes
-        return round(flat[0]), flat[1], [flat[2 + row * n : 2 + (row + 1) * n] for row in range(3)]
+    loss: float
+    """Mean cross-entropy, without label smoothing."""
+    accuracy: float
+    """0 to 1."""
+    samples: int
+    """Of the test set, however many answers each has."""
+    per_class: list[dict[str, Any]]
+    """``class_name``, ``precision``, ``recall``, ``f1`` (None where nothing defines it) and ``support``, in answers."""
 
 
-def evaluate(
-    strategy: Strategy,
-    loader: Loader,
-    class_names: tuple[str, ...],
-    device: torch.device,
-    communication: Communication,
-    beat: Callable[[], None],
+def evaluation(
+    class_names: tuple[str, ...], samples: int, loss_sum: float, rows: Sequence[Sequence[float]], num_test: int
 ) -> Evaluation:
-    """Run the test set once. Collective.
+    """Figures from counts over all ranks.
+
+    Args:
+        loss_sum: summed over answers.
+        rows: right answers, given answers and due answers, each by class.
+        num_test: samples that the test set has.
 
     Raises:
-        JobError: another number of samples was counted than the test set has.
+        JobError: another number of samples was counted.
     """
-    counts = _Counts(len(class_names), device)
-    for batch in loader.test():
-        logits = strategy.logits(batch.x)
-        if logits is not None and batch.num_local:
-            counts.take(logits, batch.y)
-        beat()
-    samples, loss, rows = counts.total(communication)
-    return figures.evaluation(class_names, samples, loss, rows, loader.num_test)
+    if samples != num_test:
+        raise JobError(
+            f"evaluation counted {samples} test samples of {num_test}",
+            why="a strategy or loader answered for a sample twice or not at all",
+        )
+    right, given, due = rows
+    per_class = [_figures(*row) for row in zip(class_names, right, given, due, strict=True)]
+    return Evaluation(loss_sum / sum(due), sum(right) / sum(due), samples, per_class)
+
+
+def _figures(class_name: str, right: float, given: float, due: float) -> dict[str, Any]:
+    return {
+        "class_name": class_name,
+        "precision": right / given if given else None,
+        "recall": right / due if due else None,
+        "f1": 2 * right / (given + due) if given + due else None,
+        "support": round(due),
+    }

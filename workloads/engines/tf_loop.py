@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from workloads import registry
 from workloads.contract import TrainConfig
 from workloads.datasets.shared.image_data import ImageData
-from workloads.engines import figures, settings
+from workloads.engines import evaluation, settings
 from workloads.engines.training import Training
 from workloads.errors import InputError
 from workloads.job.context import Job
@@ -89,7 +89,7 @@ def _prepared(
     from workloads.engines.tf_input import Preparation
     from workloads.engines.tf_step import Steps
     from workloads.models.keras_forms.layers import Maker
-    from workloads.strategies.keras_protocol import KerasTask
+    from workloads.strategies.shared.keras_protocol import KerasTask
 
     config = job.spec.train
     classes = len(data.class_names)
@@ -191,7 +191,7 @@ class _TensorFlow:
 
         return tf_devices.memory_bytes(self._devices) or memory.process_memory_bytes()
 
-    def evaluate(self, between_batches: Callable[[], None]) -> figures.Evaluation:
+    def evaluate(self, between_batches: Callable[[], None]) -> evaluation.Evaluation:
         total: Any = 0.0
         for batch in self._loader.test():
             total = total + self._steps.count(batch)
@@ -199,7 +199,7 @@ class _TensorFlow:
         samples, loss_sum, *flat = total.numpy().tolist()
         classes = len(self._class_names)
         rows = [flat[i * classes : (i + 1) * classes] for i in range(3)]
-        return figures.evaluation(self._class_names, round(samples), loss_sum, rows, self.num_test)
+        return evaluation.evaluation(self._class_names, round(samples), loss_sum, rows, self.num_test)
 
 
 class _Recorder:

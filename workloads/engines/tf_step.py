@@ -12,7 +12,7 @@ from workloads.contract import TrainConfig
 from workloads.engines.tf_input import Preparation, TfBatch
 from workloads.loaders.protocol import Shard
 from workloads.models.keras_forms.layers import Entry, Maker
-from workloads.strategies.keras_protocol import KerasStrategy
+from workloads.strategies.shared.keras_protocol import KerasStrategy
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8

@@ -12,15 +12,15 @@ from workloads import loaders
 from workloads.contract import Topology, TrainConfig
 from workloads.engines import checkpoint, recipe, settings
 from workloads.engines.communication import Communication
-from workloads.engines.devices import choose_device, describe_world, devices_of, uuids
-from workloads.engines.evaluation import evaluate
-from workloads.engines.figures import Evaluation
+from workloads.engines.evaluation import Evaluation
+from workloads.engines.torch_devices import choose_device, describe_world, devices_of, uuids
+from workloads.engines.torch_evaluation import evaluate
 from workloads.engines.training import Training
 from workloads.job.context import Job
 from workloads.job.world import World
 from workloads.loaders.protocol import Batch, Loader, Shard
 from workloads.measurement import memory, timing
-from workloads.strategies.protocol import Prepares, Strategy, Task
+from workloads.strategies.shared.protocol import Prepares, Strategy, Task
 
 
 def train(job: Job) -> None:
@@ -77,7 +77,7 @@ def train(job: Job) -> None:
 
 
 def _cut(job: Job, deciding: Callable[[], Sequence[int]]) -> tuple[int, ...]:
-    """See :attr:`workloads.strategies.protocol.Task.cut`."""
+    """See :attr:`workloads.strategies.shared.protocol.Task.cut`."""
     before = checkpoint.progress_of(job.run.checkpoint, job.spec.run_id).get("balance_applied")
     job.result.balance_applied = list(before or deciding())
     return tuple(job.result.balance_applied)

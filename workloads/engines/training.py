@@ -14,17 +14,11 @@ from typing import Any, Protocol, TypeVar
 
 from workloads.contract import TrainConfig
 from workloads.engines import checkpoint, settings
-from workloads.engines.figures import Evaluation
+from workloads.engines.evaluation import Evaluation
 from workloads.job import world
 from workloads.job.context import Job, print_error, print_progress
 from workloads.measurement import telemetry, timing
-
-STARVATION_STEPS = 20
-"""At most so many steps on a resident batch, compared with at least so many steady ones ..."""
-STARVATION_S = 5.0
-"""... that fit into this ..."""
-STARVATION_SHARE = 0.1
-"""... and into this share of the training time; three at least."""
+from workloads.metrics import Measurements, metrics
 
 COMPILE_PATIENCE_S = 1800
 """Compiling shows no progress, and takes many minutes for a large model on a busy node."""
@@ -163,7 +157,7 @@ class Training:
         if self._job.result.test_accuracy is None:
             self._evaluate()  # an earlier attempt was ended between its last checkpoint and its result
         self._summarise()
-        self._job.result.starvation_ratio = self._starvation()
+        self._measure_metrics()
 
     def _telemetry(self) -> telemetry.Sampler | None:
         """On one rank of each node, over the GPUs of all its ranks."""
@@ -306,14 +300,7 @@ class Training:
 
     def _summarise(self) -> None:
         """What only all steps together print_error; the slowest rank counts."""
-        result, tally = self._job.result, self._tally
-        if tally.times_s:
-            median_s, steady_s, warmup_s = self._backend.maximum(
-                [tally.median_step_s, tally.steady_time_s, tally.warmup_time_s]
-            )
-            result.step_time_s = median_s
-            result.warmup_s = warmup_s
-            result.samples_per_s = tally.samples / steady_s
+        result = self._job.result
         allocated, peak = self._backend.memory_bytes()
         ranks = self._backend.gather({"allocated_memory_bytes": allocated, "peak_memory_bytes": peak})
         result.memory_by_rank = [{"rank": rank, **memory} for rank, memory in enumerate(ranks)]
@@ -322,27 +309,17 @@ class Training:
             result.allocated_memory_bytes = max(m["allocated_memory_bytes"] for m in ranks)
         (result.total_time_s,) = self._backend.maximum([self._earlier_s + timing.process_age_s()])
 
-    def _starvation(self) -> float | None:
-        """Time a sample with the real input over time a sample with one resident batch; None after too few steps.
-
-        Trains on, so parameters mean nothing afterwards: everything worth keeping has been measured and saved by now.
-        """
-        tally = self._tally
-        if len(tally.times_s) < STARVATION_STEPS:
-            return None
-        batch = next(iter(self._backend.batches(0)), None)
-        if batch is None:
-            return None
-        (step_s,) = self._backend.maximum([tally.steady_time_s / len(tally.times_s)])
-        budget_s = min(STARVATION_S, STARVATION_SHARE * sum(self._epoch_times_s))
-        steps = max(3, min(STARVATION_STEPS, int(budget_s / step_s)))
-        self._backend.train_step(batch)
-        started_s = self._backend.settle()
-        for _ in range(steps):
-            self._backend.train_step(batch)
-            self._job.pulse.beat()
-        resident_s, steady_s = self._backend.maximum([self._backend.settle() - started_s, tally.steady_time_s])
-        return float((steady_s / tally.samples) / (resident_s / (steps * batch.num_global)))
+    def _measure_metrics(self) -> None:
+        found = Measurements(
+            config=self._config,
+            result=self._job.result,
+            tally=self._tally,
+            epoch_times_s=self._epoch_times_s,
+            backend=self._backend,
+            beat=self._job.pulse.beat,
+        )
+        for metric in sorted(metrics().values(), key=lambda metric: metric.changes_model):
+            self._job.result.metrics[metric.name] = metric.measure(found)
 
     def _save(self) -> None:
         state = self._backend.state_dict()
@@ -408,9 +385,6 @@ _CARRIED = (
     "train_time_s",
     "epoch_time_s",
     "evaluate_s",
-    "step_time_s",
-    "samples_per_s",
-    "warmup_s",
     "allocated_memory_bytes",
     "peak_memory_bytes",
     "lr_applied",

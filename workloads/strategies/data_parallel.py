@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from workloads.loaders.protocol import Batch
-    from workloads.strategies.protocol import Task
+    from workloads.strategies.shared.protocol import Task
 
 
 class DataParallel:
@@ -27,7 +27,7 @@ class DataParallel:
     def __init__(self, task: Task) -> None:
         from torch import nn
 
-        from workloads.strategies.under_autocast import under_autocast
+        from workloads.strategies.shared.under_autocast import under_autocast
 
         self._task = task
         self._module = task.module.to(task.device)

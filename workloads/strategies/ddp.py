@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Topology
 from workloads.registry import Option, Options, StrategyDeclaration
-from workloads.strategies.replica import Replica
-from workloads.strategies.running_statistics import RunningStatistics
+from workloads.strategies.shared.replica import Replica
+from workloads.strategies.shared.running_statistics import RunningStatistics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from workloads.loaders.protocol import Batch
-    from workloads.strategies.compiled import Model
-    from workloads.strategies.protocol import Task
+    from workloads.strategies.shared.compiled_steps import Model
+    from workloads.strategies.shared.protocol import Task
 
 GRAPH_WARMUP_STEPS = 11
 """DDP looks at its own timing in each of its first ten steps, which cannot be recorded."""
@@ -38,7 +38,7 @@ class Ddp(Replica):
         import torch
         from torch.nn.parallel import DistributedDataParallel
 
-        from workloads.strategies.compiled import Steps, beside
+        from workloads.strategies.shared.compiled_steps import Steps, beside
 
         # torch 2.14 renamed the flag that stops a broadcast of all buffers before every step.
         known = inspect.signature(DistributedDataParallel).parameters

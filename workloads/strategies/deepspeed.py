@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Hardware, Topology
 from workloads.registry import Option, Options, StrategyDeclaration
-from workloads.strategies.running_statistics import RunningStatistics
+from workloads.strategies.shared.running_statistics import RunningStatistics
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from workloads.loaders.protocol import Batch
-    from workloads.strategies.protocol import Task
+    from workloads.strategies.shared.protocol import Task
 
 PARAMETERS = 3
 """The stage from which on parameters are split too."""
@@ -35,7 +35,7 @@ class DeepSpeed:
     def __init__(self, task: Task) -> None:
         import torch
 
-        from workloads.strategies.under_autocast import under_autocast
+        from workloads.strategies.shared.under_autocast import under_autocast
 
         self._task = task
         self._without_gradients = torch.no_grad

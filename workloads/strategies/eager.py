@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from workloads.loaders.protocol import Batch
-    from workloads.strategies.compiled import Model
-    from workloads.strategies.protocol import Task
+    from workloads.strategies.shared.compiled_steps import Model
+    from workloads.strategies.shared.protocol import Task
 
 
 def _unsupported_hardware(hardware: Hardware, _options: Options) -> str:
@@ -30,7 +30,7 @@ class Eager:
     def __init__(self, task: Task) -> None:
         import torch
 
-        from workloads.strategies.compiled import Steps
+        from workloads.strategies.shared.compiled_steps import Steps
 
         self._task = task
         self._module = task.module.to(task.device)

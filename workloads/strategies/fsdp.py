@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from workloads.contract import Topology
 from workloads.errors import InputError
 from workloads.registry import Option, Options, StrategyDeclaration
-from workloads.strategies.running_statistics import RunningStatistics
+from workloads.strategies.shared.running_statistics import RunningStatistics
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
     from workloads.loaders.protocol import Batch
-    from workloads.strategies.compiled import Model
-    from workloads.strategies.protocol import Task
+    from workloads.strategies.shared.compiled_steps import Model
+    from workloads.strategies.shared.protocol import Task
 
 SMALLEST_UNIT = 100_000
 
@@ -37,7 +37,7 @@ class Fsdp:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        from workloads.strategies.compiled import Steps
+        from workloads.strategies.shared.compiled_steps import Steps
 
         self._task = task
         self._module = task.module
@@ -76,7 +76,7 @@ class Fsdp:
 
     def _compiled_units(self, model: Model) -> Model:
         """The model, whose units compute by compiled code: gathering and giving up happen between units, outside."""
-        from workloads.strategies.compiled import compiled
+        from workloads.strategies.shared.compiled_steps import compiled
 
         units: list[Any] = self._units or [self._module]
         plain = [unit.forward for unit in units]

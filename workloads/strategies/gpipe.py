@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Hardware, Topology
 from workloads.registry import Option, Options, StrategyDeclaration
-from workloads.strategies.parts import ignores_balance_by, misfit
+from workloads.strategies.shared.partition import ignores_balance_by, misfit
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from workloads.loaders.protocol import Batch
-    from workloads.strategies.protocol import Task
+    from workloads.strategies.shared.protocol import Task
 
 
 class Gpipe:
@@ -38,8 +38,8 @@ class Gpipe:
         from torchgpipe import GPipe
 
         from workloads.models.shared import layer_lists
-        from workloads.strategies.parts import sizes_of_parts
-        from workloads.strategies.under_autocast import under_autocast
+        from workloads.strategies.shared.partition import sizes_of_parts
+        from workloads.strategies.shared.under_autocast import under_autocast
 
         chunks = task.options["chunks"]
         assert isinstance(chunks, int)

@@ -17,17 +17,17 @@ from workloads.contract import Topology
 from workloads.errors import JobError
 from workloads.job import rendezvous
 from workloads.registry import Option, Options, StrategyDeclaration
-from workloads.strategies.host_group import host_group
-from workloads.strategies.replica import Replica
-from workloads.strategies.running_statistics import RunningStatistics
+from workloads.strategies.shared.host_group import host_group
+from workloads.strategies.shared.replica import Replica
+from workloads.strategies.shared.running_statistics import RunningStatistics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from workloads.job.world import World
     from workloads.loaders.protocol import Batch
-    from workloads.strategies.compiled import Model
-    from workloads.strategies.protocol import Task
+    from workloads.strategies.shared.compiled_steps import Model
+    from workloads.strategies.shared.protocol import Task
 
 START_TIMEOUT_S = 300
 """Horovod's own is 30, too short where ranks import from a busy file system."""
@@ -40,7 +40,7 @@ class Horovod(Replica):
     def __init__(self, task: Task) -> None:
         import torch
 
-        from workloads.strategies.compiled import Steps
+        from workloads.strategies.shared.compiled_steps import Steps
 
         self._task = task
         self._inference = torch.inference_mode

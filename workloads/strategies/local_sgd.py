@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Topology
 from workloads.registry import Option, StrategyDeclaration
-from workloads.strategies.host_group import host_group
-from workloads.strategies.running_statistics import average, learning
+from workloads.strategies.shared.host_group import host_group
+from workloads.strategies.shared.running_statistics import average, learning
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from workloads.loaders.protocol import Batch
-    from workloads.strategies.compiled import Model
-    from workloads.strategies.protocol import Task
+    from workloads.strategies.shared.compiled_steps import Model
+    from workloads.strategies.shared.protocol import Task
 
 
 class LocalSgd:
@@ -32,7 +32,7 @@ class LocalSgd:
     optimizer: torch.optim.Optimizer
 
     def __init__(self, task: Task) -> None:
-        from workloads.strategies.compiled import Steps
+        from workloads.strategies.shared.compiled_steps import Steps
 
         self._task = task
         self._module = task.module.to(task.device)

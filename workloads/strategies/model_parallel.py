@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Hardware, Topology
 from workloads.registry import Option, Options, StrategyDeclaration
-from workloads.strategies.parts import ignores_balance_by, misfit
+from workloads.strategies.shared.partition import ignores_balance_by, misfit
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from workloads.loaders.protocol import Batch
-    from workloads.strategies.compiled import Model
-    from workloads.strategies.protocol import Task
+    from workloads.strategies.shared.compiled_steps import Model
+    from workloads.strategies.shared.protocol import Task
 
 
 class ModelParallel:
@@ -29,8 +29,8 @@ class ModelParallel:
 
     def __init__(self, task: Task) -> None:
         from workloads.models.shared import layer_lists
-        from workloads.strategies.compiled import Steps, compiled
-        from workloads.strategies.parts import sizes_of_parts
+        from workloads.strategies.shared.compiled_steps import Steps, compiled
+        from workloads.strategies.shared.partition import sizes_of_parts
 
         self._task = task
         layers = task.layers()

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Hardware, Topology
 from workloads.registry import Option, Options, StrategyDeclaration
-from workloads.strategies.host_group import host_group
-from workloads.strategies.parts import ignores_balance_by, misfit
+from workloads.strategies.shared.host_group import host_group
+from workloads.strategies.shared.partition import ignores_balance_by, misfit
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from workloads.engines.stages import Stage
     from workloads.loaders.protocol import Batch
-    from workloads.strategies.protocol import Task
+    from workloads.strategies.shared.pipeline_stage import Stage
+    from workloads.strategies.shared.protocol import Task
 
 NOT_COUNTED = -100
 """The class of a made-up sample, as ``cross_entropy`` knows it."""
@@ -40,7 +40,7 @@ class Pipeline:
     def __init__(self, task: Task) -> None:
         from torch.distributed.pipelining import PipelineStage
 
-        from workloads.engines.stages import Stage
+        from workloads.strategies.shared.pipeline_stage import Stage
 
         self._task = task
         self._module = task.module
@@ -76,8 +76,8 @@ class Pipeline:
         self._recorded = False
 
     def prepare(self, batch: Batch) -> None:
-        from workloads.engines.stages import warm_up
-        from workloads.strategies.compiled import explained, unchanged
+        from workloads.strategies.shared.compiled_steps import explained, unchanged
+        from workloads.strategies.shared.pipeline_stage import warm_up
 
         how = self._task.config.compile
         learned = [t for stage in self._stages.values() for t in (*stage.parameters(), *stage.buffers())]
@@ -188,7 +188,7 @@ class Pipeline:
         from torch import distributed
 
         from workloads.models.shared import layer_lists
-        from workloads.strategies.parts import sizes_of_parts
+        from workloads.strategies.shared.partition import sizes_of_parts
 
         task, layers = self._task, self._task.layers()
         sizes = torch.zeros(self._count, dtype=torch.int64, device=task.device)

@@ -9,7 +9,7 @@ from workloads.contract import Hardware, Topology
 from workloads.registry import TENSORFLOW, Options, StrategyDeclaration
 
 if TYPE_CHECKING:
-    from workloads.strategies.keras_protocol import KerasTask
+    from workloads.strategies.shared.keras_protocol import KerasTask
 
 
 class TfEager:

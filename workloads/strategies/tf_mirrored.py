@@ -13,7 +13,7 @@ from workloads.registry import TENSORFLOW, Option, Options, StrategyDeclaration
 from workloads.strategies.tf_eager import TfEager, unsupported_compile, unsupported_training
 
 if TYPE_CHECKING:
-    from workloads.strategies.keras_protocol import KerasTask
+    from workloads.strategies.shared.keras_protocol import KerasTask
 
 
 class TfMirrored(TfEager):

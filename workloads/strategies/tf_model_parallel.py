@@ -12,11 +12,11 @@ from workloads.contract import Topology
 from workloads.errors import InputError
 from workloads.registry import TENSORFLOW, Option, StrategyDeclaration
 from workloads.strategies import model_parallel
-from workloads.strategies.parts import misfit, share_out
+from workloads.strategies.shared.partition import misfit, share_out
 from workloads.strategies.tf_eager import unsupported_compile, unsupported_training
 
 if TYPE_CHECKING:
-    from workloads.strategies.keras_protocol import KerasTask
+    from workloads.strategies.shared.keras_protocol import KerasTask
 
 
 class TfModelParallel:

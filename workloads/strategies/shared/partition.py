@@ -14,7 +14,7 @@ from workloads.registry import Options
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from workloads.strategies.protocol import Task
+    from workloads.strategies.shared.protocol import Task
 
 REPEATS = 3
 """Measurements of a layer, of which the shortest counts: anything else only ever makes it longer."""
@@ -156,7 +156,7 @@ class _Trial:
         """The same work as a graph."""
         import torch
 
-        from workloads.strategies.compiled import beside, recording
+        from workloads.strategies.shared.compiled_steps import beside, recording
 
         with beside(self._task.device):
             self.work()

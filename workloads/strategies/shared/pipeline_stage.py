@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from workloads.strategies.compiled import WARMUP_STEPS, beside, compiled, recording
+from workloads.strategies.shared.compiled_steps import WARMUP_STEPS, beside, compiled, recording
 
 if TYPE_CHECKING:
-    from workloads.strategies.protocol import Task
+    from workloads.strategies.shared.protocol import Task
 
 Work = Callable[[], Tensor | None]
 

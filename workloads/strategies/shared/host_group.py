@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from workloads.strategies.protocol import Task
+    from workloads.strategies.shared.protocol import Task
 
 
 def host_group(task: Task) -> ProcessGroup | None:

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from workloads.loaders.protocol import Batch
-    from workloads.strategies.compiled import Steps
-    from workloads.strategies.protocol import Task
-    from workloads.strategies.running_statistics import RunningStatistics
+    from workloads.strategies.shared.compiled_steps import Steps
+    from workloads.strategies.shared.protocol import Task
+    from workloads.strategies.shared.running_statistics import RunningStatistics
 
 
 class Replica:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from workloads.strategies.protocol import Task
+    from workloads.strategies.shared.protocol import Task
 
 
 def learning(task: Task, module: nn.Module) -> list[Tensor]:

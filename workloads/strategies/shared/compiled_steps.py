@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from workloads.loaders.protocol import Batch
-    from workloads.strategies.protocol import Task
+    from workloads.strategies.shared.protocol import Task
 
 Model = Callable[["Tensor"], "Tensor"]
 Step = Callable[[Model, "Batch"], "Tensor"]
