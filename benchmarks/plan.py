@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.cluster import cluster_file, resources
-from orchestrator.config import experiment, matrix
+from orchestrator.config import experiment
+from orchestrator.planning import matrix
 from orchestrator.environment.interpreter import Packages
 from orchestrator.planning import plan_file, planner
 from orchestrator.planning.plan import Plan
@@ -78,7 +79,7 @@ class Ours:
         known = plan.runs[::2]
         with open_store(workspace.database) as store:
             intents = submissions.record_intents(
-                store, workspace.runs, [(plan.spec(run), {}) for run in known], plan.target
+                store, workspace.runs, [(plan.spec(run), run.shape) for run in known], plan.target
             )
             submissions.update_statuses(
                 store,

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from sqlalchemy import (
 from db.connect import Store
 from db.models import attempts, runs
 from db.rows import canonical_json, run_rows, upsert
-from workloads.contract import RANK_LOST, RunSpec, State
+from workloads.contract import RANK_LOST, RecoveryRecord, ResourceShape, RunSpec, State
 from workloads.files.run_dir import newest_attempt
 
 _newer = attempts.alias()
@@ -70,8 +70,8 @@ class AttemptRecord:
     submitted_at: str | None
     started_at: str | None
     time_limit_s: int | None
-    shape: dict[str, Any]
-    recovery: dict[str, Any] | None
+    shape: ResourceShape
+    recovery: RecoveryRecord | None
     """Why it was sent by itself, and what was changed for it; None where people sent it."""
 
 
@@ -91,11 +91,11 @@ class StatusUpdate:
 def record_intents(
     store: Store,
     runs_folder: Path,
-    wanted: Sequence[tuple[RunSpec, Mapping[str, Any]]],
+    wanted: Sequence[tuple[RunSpec, ResourceShape]],
     target: str,
     *,
     newest_known: Mapping[str, int] | None = None,
-    recoveries: Mapping[str, Mapping[str, Any]] | None = None,
+    recoveries: Mapping[str, RecoveryRecord] | None = None,
 ) -> list[Intent]:
     """Record that these runs are about to be sent, in one transaction.
 
@@ -112,8 +112,7 @@ def record_intents(
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
     intents = []
-    # Many runs share one shape; it is put into words once.
-    in_words = {key: canonical_json(shape) for key, shape in {id(shape): shape for _, shape in wanted}.items()}
+    shapes = {shape: canonical_json(shape.to_json()) for shape in {shape for _, shape in wanted}}
     with store.write() as connection:
         known = _newest(connection)
         specs, attempt_rows = [], []
@@ -137,8 +136,8 @@ def record_intents(
                     "message": "",
                     "submitted_at": now,
                     "time_limit_s": spec.execution.time_limit_s,
-                    "shape": in_words[id(shape)],
-                    "recovery": canonical_json(recoveries[spec.run_id])
+                    "shape": shapes[shape],
+                    "recovery": canonical_json(recoveries[spec.run_id].to_json())
                     if recoveries and spec.run_id in recoveries
                     else None,
                 }
@@ -265,8 +264,14 @@ def _records(store: Store, which: ColumnElement[bool], order: Iterable[ColumnEle
                 **{name: getattr(row, name) for name in names},
                 label=row.label,
                 state=State(row.state),
-                shape=json.loads(row.shape),
-                recovery=None if row.recovery is None else json.loads(row.recovery),
+                shape=_shape(row.shape),
+                recovery=None if row.recovery is None else RecoveryRecord.from_json(json.loads(row.recovery)),
             )
             for row in connection.execute(query)
         ]
+
+
+@lru_cache(maxsize=1024)
+def _shape(text: str) -> ResourceShape:
+    """A column's shape; many attempts share few."""
+    return ResourceShape.from_json(json.loads(text))

@@ -6,12 +6,12 @@ executor sees to the latter by the attempt's token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from workloads.contract import RunSpec, State
+from workloads.contract import ResourceShape, RunSpec, State, Submission
 from workloads.files.json_file import write_json
 from workloads.files.run_dir import AttemptDir, RunDir
 
@@ -20,16 +20,23 @@ from workloads.files.run_dir import AttemptDir, RunDir
 class Request:
     """One attempt that may be sent: its intent is recorded in the store."""
 
-    token: str
     runs: Path
     """The runs folder."""
     spec: RunSpec
-    number: int
-    """Of the attempt."""
-    shape: Mapping[str, Any] = field(default_factory=dict)
-    """Its resource shape."""
-    about: Mapping[str, Any] = field(default_factory=dict)
-    """What ``submission.json`` says of it, but for the job id."""
+    submission: Submission
+
+    @property
+    def token(self) -> str:
+        return self.submission.token
+
+    @property
+    def number(self) -> int:
+        """Of the attempt."""
+        return self.submission.attempt
+
+    @property
+    def shape(self) -> ResourceShape:
+        return self.submission.shape
 
     @property
     def run(self) -> RunDir:
@@ -44,9 +51,9 @@ class Request:
     def materialize(self) -> None:
         """Make the files of the run and the attempt; a submission that is there stays, as it may have the job id."""
         attempt = self.attempt.create()
-        if self.about and not attempt.submission.exists():
+        if not attempt.submission.exists():
             self.run.write_spec(self.spec)
-            write_json(attempt.submission, {**self.about, "job_id": None}, durable=False)
+            write_json(attempt.submission, {**self.submission.to_json(), "job_id": None}, durable=False)
 
 
 SUBMIT_LIMIT = "no_room"

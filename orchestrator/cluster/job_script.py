@@ -20,12 +20,12 @@ import jinja2
 
 from orchestrator.cluster import script_lint
 from orchestrator.cluster.profile import ClusterProfile, CpuNodes, GpuNodes
-from orchestrator.cluster.resources import ResourceShape
 from orchestrator.cluster.sbatch_options import DROPPABLE, CpusBy, GpuRequest, Launcher, Requeue, Vendor
 from orchestrator.cluster.value_types import SHIPPED_TEMPLATE
 from orchestrator.errors import InputError
 from orchestrator.plugins import nearest
 from orchestrator.units import format_time_limit
+from workloads.contract import ResourceShape
 from workloads.files.run_dir import jobs_folder
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
@@ -119,7 +119,7 @@ def directives(shape: ResourceShape, profile: ClusterProfile, *, jobs: str) -> D
 
 
 def _nodes(shape: ResourceShape, profile: ClusterProfile) -> CpuNodes | GpuNodes:
-    nodes = profile.nodes(shape.gpu or "cpu")
+    nodes = profile.nodes(shape.node_kind)
     assert nodes is not None, f"a shape of cluster {profile.name} has nodes there"
     return nodes
 

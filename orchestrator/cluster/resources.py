@@ -6,14 +6,13 @@ All arithmetic of nodes, ranks, GPUs, cores, memory and queues is here and nowhe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.cluster.profile import ClusterProfile, ClusterQueue, CpuNodes, GpuNodes
 from orchestrator.cluster.sbatch_options import CpusBy, Launcher, MemStyle
 from orchestrator.cluster.value_types import WHOLE_NODE
 from orchestrator.units import format_memory, format_time_limit
-from workloads.contract import Execution, Expectation, Hardware, Topology, TrainConfig
+from workloads.contract import Execution, Hardware, ResourceShape, Topology, TrainConfig
 
 if TYPE_CHECKING:
     from workloads.registry import StrategyDeclaration
@@ -40,69 +39,6 @@ class Devices(Protocol):
     @property
     def cores(self) -> Sequence[int]:
         """Usable core numbers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceShape:
-    """What one run occupies. Runs of equal shape share one job script and go out as one array."""
-
-    target: str
-    """``local`` or the cluster's name."""
-    gpu: str
-    """Logical type of the GPUs; empty on CPU."""
-    nodes: int
-    ranks_per_node: int
-    gpus_per_node: int
-    """GPUs the run uses on each node; 0 on CPU."""
-    ask_gpus_per_node: int
-    """GPUs the run holds on each node: more than it uses where nodes are given whole."""
-    cpus_per_rank: int
-    mem_bytes: int | None
-    """Host memory on each node; ``profile.WHOLE_NODE`` is all of it, None leaves it to the site."""
-    time_limit_s: int
-    partition: str = ""
-    qos: str = ""
-    gpu_name: str = ""
-    gpu_memory_gb: float = 0.0
-    allow_mig: bool = False
-
-    @property
-    def ranks(self) -> int:
-        """World size."""
-        return self.nodes * self.ranks_per_node
-
-    @property
-    def gpus(self) -> int:
-        """GPUs the run uses, over all nodes."""
-        return self.nodes * self.gpus_per_node
-
-    @property
-    def cpus_per_node(self) -> int:
-        return self.ranks_per_node * self.cpus_per_rank
-
-    @property
-    def name(self) -> str:
-        """Short, for file names and tables; not unique."""
-        devices = f"{self.gpus_per_node}x{self.gpu}" if self.gpus_per_node else "cpu"
-        nodes = f"{self.nodes}nodes-" if self.nodes > 1 else ""
-        return f"{nodes}{devices}-{self.ranks}rank{'s' if self.ranks > 1 else ''}"
-
-    @property
-    def gpu_hours_limit(self) -> float:
-        """GPU-hours held when the run lasts to its time limit."""
-        return self.nodes * self.ask_gpus_per_node * self.time_limit_s / 3600
-
-    def expectation(self) -> Expectation:
-        """What the job checks when it starts."""
-        return Expectation(
-            ranks=self.ranks,
-            nodes=self.nodes,
-            gpus_per_node=self.gpus_per_node,
-            cpus_per_rank=self.cpus_per_rank,
-            gpu_name=self.gpu_name,
-            gpu_memory_gb=self.gpu_memory_gb,
-            allow_mig=self.allow_mig,
-        )
 
 
 class _RefusedError(Exception):
@@ -280,7 +216,7 @@ def _memory(profile: ClusterProfile, nodes: CpuNodes | GpuNodes, wanted: int | N
 
 def queues(profile: ClusterProfile, shape: ResourceShape) -> tuple[ClusterQueue, ...]:
     """Every queue that takes runs of a shape, best first; none where the site has no queues."""
-    nodes = profile.nodes(shape.gpu or "cpu")
+    nodes = profile.nodes(shape.node_kind)
     assert nodes is not None, f"a shape of cluster {profile.name} has nodes there"
     size = (shape.nodes, shape.gpus_per_node, shape.cpus_per_node, shape.time_limit_s)
     return tuple(queue for queue in nodes.queue if not _refuses(queue, profile, *size))

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from orchestrator.cluster import job_script, resources
 from orchestrator.cluster.profile import ClusterProfile, ClusterQueue, GpuNodes
-from orchestrator.cluster.resources import ResourceShape
 from orchestrator.cluster.script_lint import Fault, options_in
 from orchestrator.errors import InputError
 from orchestrator.units import QuantityError, format_time_limit, parse_time_limit
 from workloads import registry
-from workloads.contract import Execution, Hardware, TrainConfig
+from workloads.contract import Execution, Hardware, ResourceShape, TrainConfig
 
 _PROBE = "probe"
 """The strategy whose runs are rendered: one process a device, no framework."""
@@ -74,7 +73,7 @@ def _time_faults(text: str, shape: ResourceShape, profile: ClusterProfile) -> It
     for line in text.split("\n"):
         if line.startswith("#SBATCH"):
             said |= dict(options_in(line.removeprefix("#SBATCH")))
-    nodes = profile.nodes(shape.gpu or "cpu")
+    nodes = profile.nodes(shape.node_kind)
     queues = nodes.queue if nodes is not None else ()
     pair = (said.get("partition", ""), said.get("qos", ""))
     queue = next((q for q in queues if (q.partition, q.qos) == pair), None if queues else ClusterQueue())

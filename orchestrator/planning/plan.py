@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.backends.slurm.records import ClusterLimits, QueuePair
-from orchestrator.cluster.resources import ResourceShape
-from orchestrator.config.matrix import Cell, Excluded
+from orchestrator.planning.matrix import Cell, Excluded
 from orchestrator.environment.snapshot import code_digest
-from workloads.contract import Expectation, RunSpec
+from workloads.contract import Expectation, ResourceShape, RunSpec
 
 
 class Action(StrEnum):

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.backends.slurm.records import ClusterLimits, QueuePair
-from orchestrator.cluster.resources import ResourceShape
-from orchestrator.config.matrix import Cell, Excluded
+from orchestrator.planning.matrix import Cell, Excluded
 from orchestrator.planning.plan import Action, Check, Hours, Plan, PlannedRun, Script
-from workloads.contract import Execution, TrainConfig
+from workloads.contract import Execution, ResourceShape, TrainConfig
 from workloads.files.json_file import write_bytes
 
 PLAN_VERSION = 3
@@ -76,7 +75,7 @@ class _Tables:
     def index(self, value: ResourceShape | Execution) -> int:
         if value not in self._index:
             self._index[value] = len(self.rows)
-            self.rows.append(asdict(value))
+            self.rows.append(value.to_json() if isinstance(value, ResourceShape) else asdict(value))
         return self._index[value]
 
 
@@ -96,7 +95,7 @@ def read(path: Path) -> Plan:
         raise ValueError(f"{path}: not a plan of this version")
     try:
         rows = data["tables"]
-        shapes = {i: ResourceShape(**row) for i, row in enumerate(rows) if "ranks_per_node" in row}
+        shapes = {i: ResourceShape.from_json(row) for i, row in enumerate(rows) if "ranks_per_node" in row}
         executions = {i: Execution(**row) for i, row in enumerate(rows) if "hang_timeout_s" in row}
         runs = []
         for run_id, label, action, why, shape, execution, identity in data["runs"]:

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.backends.slurm.records import ClusterLimits, QueuePair
 from orchestrator.cluster import cluster_file, job_script, resources
-from orchestrator.cluster.resources import ResourceShape
 from orchestrator.config import experiment as experiments
-from orchestrator.config import matrix
-from orchestrator.config.matrix import Cell, Excluded, Matrix
+from orchestrator.planning import matrix
+from orchestrator.planning.matrix import Cell, Excluded, Matrix
 from orchestrator.environment.interpreter import Packages
 from orchestrator.environment.snapshot import code_digest
 from orchestrator.errors import InputError
@@ -32,7 +31,7 @@ from orchestrator.planning.plan import Action, Check, Plan, PlannedRun, Script
 from orchestrator.units import counted
 from orchestrator.workspace import Workspace
 from workloads import registry
-from workloads.contract import Execution, State, TrainConfig
+from workloads.contract import Execution, ResourceShape, State, TrainConfig
 from workloads.provenance import software
 
 if TYPE_CHECKING:
@@ -346,7 +345,7 @@ def _packages(
     runs: Sequence[PlannedRun], profile: ClusterProfile | None, packages: Packages
 ) -> dict[str, dict[str, str]]:
     """What each interpreter of these runs has of the measured packages; ``packages`` is of the usual one."""
-    pythons = {profile.interpreter(run.shape.gpu or "cpu") for run in runs} if profile else {packages.python}
+    pythons = {profile.interpreter(run.shape.node_kind) for run in runs} if profile else {packages.python}
     asked = [packages if python == packages.python else Packages.of(python) for python in sorted(pythons)]
     return {one.python: software.measured_versions(one.versions or {}) for one in asked}
 

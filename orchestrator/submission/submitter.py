@@ -18,22 +18,22 @@ import shutil
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.backends import submit_lock
 from orchestrator.backends.base import SUBMIT_LIMIT, UNREACHABLE, Receipt, Request
 from orchestrator.backends.exit_status import Exit
 from orchestrator.backends.local.records import QueueFolder, check_runs_folder
 from orchestrator.backends.slurm.executor import check_here
-from orchestrator.backends.slurm.records import ClusterFolder, shape_key
+from orchestrator.backends.slurm.records import ClusterFolder
 from orchestrator.cluster.resources import LOCAL
 from orchestrator.environment import snapshot as snapshots
 from orchestrator.errors import InputError, OperationError
 from orchestrator.planning import costs
 from orchestrator.tracking import tracker
-from workloads.contract import RunSpec, State
+from workloads.contract import RecoveryRecord, ResourceShape, RunSpec, State, Submission
 from workloads.files.json_file import write_bytes
 from workloads.files.packed_specs import pack_specs, unpack_specs
 from workloads.files.run_dir import RunDir
@@ -115,30 +115,27 @@ def submit(
     if plan.site is not None:
         check_here(plan.site.name)
         prepare_runs_folder(workspace.runs)
-        scripts = {shape_key(asdict(script.shape)): script.text for script in plan.scripts}
-        queues = {shape_key(asdict(script.shape)): script.queues for script in plan.scripts}
+        scripts = {script.shape.key(): script.text for script in plan.scripts}
+        queues = {script.shape.key(): script.queues for script in plan.scripts}
         ClusterFolder(workspace.runs, plan.target).keep(plan.site, scripts, queues)
     runs = [run for run in plan.to_send(stale=stale) if only is None or run.cell.run_id in only]
     if runs and not snapshots.kept(workspace.runs, snapshot):
         prepare_runs_folder(workspace.runs)
         experiment = snapshots.Experiment.read(workspace.experiment, sets)
         snapshot = snapshots.take(workspace.runs, plan.packages, experiment)
-    # Runs of one shape share it, and so what is made of it here and further on.
-    shapes = {id(run.shape): run.shape for run in runs}
-    expected = {key: shape.expectation() for key, shape in shapes.items()}
-    mappings = {key: asdict(shape) for key, shape in shapes.items()}
-    wanted = [(plan.spec(run, snapshot, expected[id(run.shape)]), mappings[id(run.shape)]) for run in runs]
+    expected = {shape: shape.expectation() for shape in {run.shape for run in runs}}
+    wanted = [(plan.spec(run, snapshot, expected[run.shape]), run.shape) for run in runs]
     return replace(send(workspace, wanted, plan.target, newest_known=newest_known), snapshot=snapshot)
 
 
 def send(
     workspace: Workspace,
-    wanted: Sequence[tuple[RunSpec, Mapping[str, Any]]],
+    wanted: Sequence[tuple[RunSpec, ResourceShape]],
     target: str,
     *,
     newest_known: Mapping[str, int] | None = None,
     anew: bool = False,
-    recoveries: Mapping[str, Mapping[str, Any]] | None = None,
+    recoveries: Mapping[str, RecoveryRecord] | None = None,
 ) -> Submitted:
     """Send runs, each with its resource shape, and whatever an interrupted call left behind.
 
@@ -285,8 +282,8 @@ def prepare_runs_folder(runs: Path) -> None:
 
 
 def _with_code(
-    runs: Path, wanted: Sequence[tuple[RunSpec, Mapping[str, Any]]], target: str, *, anew: bool
-) -> list[tuple[RunSpec, Mapping[str, Any]]]:
+    runs: Path, wanted: Sequence[tuple[RunSpec, ResourceShape]], target: str, *, anew: bool
+) -> list[tuple[RunSpec, ResourceShape]]:
     """Give each run the name of the code that it runs."""
     names = {spec.snapshot for spec, _ in wanted}
     now = {name: name for name in names if not anew and snapshots.kept(runs, name)}
@@ -302,22 +299,22 @@ def _request(
     target: str,
     intent: Intent | AttemptRecord,
     spec: RunSpec,
-    shape: Mapping[str, Any],
-    recovery: Mapping[str, Any] | None,
+    shape: ResourceShape,
+    recovery: RecoveryRecord | None,
 ) -> Request:
     token = intent.token
     assert token is not None, "an intent has a token"
-    about = {
-        "token": token,
-        "target": target,
-        "attempt": intent.attempt,
-        "submitted_at": intent.submitted_at,
-        "time_limit_s": spec.execution.time_limit_s,
-        "snapshot": spec.snapshot,
-        "shape": shape,
-        "recovery": recovery,
-    }
-    return Request(token, runs, spec, intent.attempt, shape, about)
+    submission = Submission(
+        token=token,
+        target=target,
+        attempt=intent.attempt,
+        submitted_at=intent.submitted_at,
+        time_limit_s=spec.execution.time_limit_s,
+        snapshot=spec.snapshot,
+        shape=shape,
+        recovery=recovery,
+    )
+    return Request(runs, spec, submission)
 
 
 def _hand_over(
@@ -345,9 +342,9 @@ def _hand_over(
             sent.materialize()
         message = receipt.message
         if state is State.FAILED:
-            if cause := (sent.about["recovery"] or {}).get("cause"):
+            if (recovery := sent.submission.recovery) and recovery.cause:
                 # What people must mend is what ended the run, not that there was nothing left to try.
-                message = f"{cause}; sent again, it was refused: {message}"
+                message = f"{recovery.cause}; sent again, it was refused: {message}"
             Exit(state, receipt.reason, message).write(sent.attempt)
         about = {"reason": receipt.reason, "message": message}
         marks.append(StatusUpdate(sent.spec.run_id, sent.number, state, receipt.job_id, **about))

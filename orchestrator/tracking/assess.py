@@ -22,7 +22,7 @@ from orchestrator.tracking.recovery import (
     failure_of,
     since_last_submit,
 )
-from workloads.contract import State
+from workloads.contract import ResourceShape, State
 from workloads.files.event_log import read_events
 from workloads.files.run_dir import AttemptDir, RunDir
 
@@ -47,21 +47,12 @@ class Assessment:
         """What is to be done, else what was done; empty for nothing."""
         if self.decision.action is not RecoveryAction.NONE:
             return self.decision.action.value
-        return str((self.newest.recovery or {}).get("action", ""))
+        return self.newest.recovery.action if self.newest.recovery else ""
 
     @property
     def message(self) -> str:
         """The same in a sentence."""
-        return self.decision.text or describe_recovery(self.newest.recovery)
-
-
-def describe_recovery(recovery: Mapping[str, Any] | None) -> str:
-    """What recovery did, from the record that an attempt has of it."""
-    if not recovery:
-        return ""
-    changes = f" with {recovery['changes']}" if recovery.get("changes") else ""
-    number, bound, failure = recovery.get("number"), recovery.get("bound"), recovery.get("failure")
-    return f"sent again{changes} after attempt {recovery.get('attempt')} ({number} of {bound} for {failure})"
+        return self.decision.text or (self.newest.recovery.message if self.newest.recovery else "")
 
 
 def assess_runs(store: Store, runs: Path) -> dict[str, Assessment]:
@@ -83,18 +74,18 @@ def assess_runs(store: Store, runs: Path) -> dict[str, Assessment]:
     return found
 
 
-def limits(shape: Mapping[str, Any], time_limit_s: int, site: ClusterLimits | None) -> Limits:
+def limits(shape: ResourceShape, time_limit_s: int, site: ClusterLimits | None) -> Limits:
     """What an attempt had, and what its target would give; ``site`` is None for this machine."""
-    mem_bytes = shape.get("mem_bytes")
+    mem_bytes = shape.mem_bytes
     if site is None:
         return Limits(time_limit_s=time_limit_s, mem_bytes=mem_bytes, takes_mem=False, has_nodes=False)
-    nodes = site.nodes.get(shape.get("gpu") or "cpu", {})
+    nodes = site.nodes.get(shape.node_kind, {})
     caps = nodes.get("max_time_s", {})
-    own = caps.get(f"{shape.get('partition', '')}/{shape.get('qos', '')}", 0)
+    own = caps.get(f"{shape.partition}/{shape.qos}", 0)
     if site.queue_choice == QueueChoice.EARLIEST and caps:
         # Another queue may take it where its own is too short.
         own = max(caps.values()) if all(caps.values()) else 0
-    excluded = shape.get("arguments", {}).get("exclude", site.excluded)
+    excluded = shape.arguments.get("exclude", site.excluded)
     return Limits(
         time_limit_s=time_limit_s,
         max_time_s=own,
@@ -129,7 +120,7 @@ def _retries(run: RunDir) -> int:
 
 def _history(records: Sequence[AttemptRecord], runs: Path) -> Iterator[PastAttempt]:
     for record in records:
-        resubmitted_for = FailureClass(record.recovery["failure"]) if record.recovery else None
+        resubmitted_for = FailureClass(record.recovery.failure) if record.recovery and record.recovery.failure else None
         seen: dict[str, Any] = {}
         if record is records[-1] and record.state.ended_badly:
             seen = _seen(record, RunDir.of(runs, record.run_id).attempt(record.attempt))
@@ -141,12 +132,8 @@ def _seen(record: AttemptRecord, attempt: AttemptDir) -> dict[str, Any]:
     if record.state is State.TIMEOUT:
         return {"has_checkpoint": bool(read_events(attempt.events(), 0, "checkpoint")[0])}
     if record.state in {State.NODE_FAIL, State.WRONG_HARDWARE}:
-        return {"node": _node_at_fault(attempt, ranks_of(record.shape))}
+        return {"node": _node_at_fault(attempt, record.shape.ranks)}
     return {}
-
-
-def ranks_of(shape: Mapping[str, Any]) -> int:
-    return int(shape.get("nodes") or 1) * int(shape.get("ranks_per_node") or 1)
 
 
 def _node_at_fault(attempt: AttemptDir, ranks: int) -> str:

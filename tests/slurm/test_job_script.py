@@ -11,11 +11,10 @@ import pytest
 
 from orchestrator.cluster import cluster_file, job_script, resources
 from orchestrator.cluster.profile import ClusterProfile
-from orchestrator.cluster.resources import ResourceShape
 from tests.slurm.lab import NODES, Lab, processors
 from tests.slurm.releases import both
 from workloads import registry
-from workloads.contract import Execution, Hardware, TrainConfig
+from workloads.contract import Execution, Hardware, ResourceShape, TrainConfig
 
 pytestmark = pytest.mark.slurm
 

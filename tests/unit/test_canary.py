@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cluster.resources import ResourceShape
-from orchestrator.config.matrix import Cell
 from orchestrator.errors import InputError
 from orchestrator.planning import costs
+from orchestrator.planning.matrix import Cell
 from orchestrator.planning.plan import Action, Hours, Plan, PlannedRun
 from orchestrator.submission import canary
-from workloads.contract import Execution, Hardware, TrainConfig
+from workloads.contract import Execution, Hardware, ResourceShape, TrainConfig
 
 
 def shape(gpus: int) -> ResourceShape:

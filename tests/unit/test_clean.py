@@ -23,7 +23,7 @@ from orchestrator.backends.exit_status import Exit
 from orchestrator.environment import snapshot
 from orchestrator.tracking import clean
 from orchestrator.tracking.clean import CleanPolicy, CleanReport, Item, ItemKind, KeepCheckpoints
-from workloads.contract import State
+from workloads.contract import ResourceShape, State
 from workloads.files.json_file import write_json
 from workloads.files.packed_specs import pack_specs
 from workloads.files.run_dir import AttemptDir, RunDir, jobs_folder
@@ -167,7 +167,7 @@ def test_a_run_that_is_sent_again_meanwhile_keeps_everything(store: Store, campa
     """Between the look and the question's answer somebody submits it: its checkpoint may be what it goes on from."""
     run, other = trained(campaign, seed=0), trained(campaign, seed=1)
     found = find(store, campaign, checkpoints=KeepCheckpoints.NONE)
-    assert len(record_intents(store, campaign.runs, [(run.read_spec(), {})], "local")) == 1
+    assert len(record_intents(store, campaign.runs, [(run.read_spec(), ResourceShape())], "local")) == 1
     done = clean.remove(store, campaign.runs, found.items)
     assert run.checkpoint.exists() and not other.checkpoint.exists()
     assert {why for _, why in done.left} == {"the run was sent again meanwhile"}

@@ -20,7 +20,7 @@ from db.ingest import collect, rebuild
 from db.models import CONTENT, attempts, classes, epochs, ranks, results, runs
 from db.submissions import StatusUpdate, update_statuses
 from orchestrator.backends.exit_status import Exit
-from workloads.contract import RunResult, State
+from workloads.contract import ResourceShape, RunResult, State
 from workloads.errors import InputError
 from workloads.files.json_file import write_json
 from workloads.files.run_dir import RunDir
@@ -369,7 +369,7 @@ def test_the_state_is_the_last_word_that_was_written(
 def test_what_a_witness_said_stays_until_a_file_knows_better(campaign: Any, tmp_path: Path) -> None:
     spec = campaign.spec()
     with open_store(str(tmp_path / "results.db")) as store:
-        (intent,) = submissions.record_intents(store, campaign.runs, [(spec, {})], "local")
+        (intent,) = submissions.record_intents(store, campaign.runs, [(spec, ResourceShape())], "local")
         attempt = campaign.send(campaign.run(), token=intent.token, submitted_at=intent.submitted_at)
         submissions.mark(store, spec.run_id, 1, State.RUNNING, reason="on node 7")
         campaign.train(attempt)
@@ -468,11 +468,15 @@ def test_a_rebuild_in_the_middle_of_a_campaign_keeps_what_only_the_store_knows(c
     """An intent without a directory, one whose folder is being made, a running attempt, and a lost one."""
     specs = [campaign.spec(seed=seed) for seed in range(4)]
     with open_store(database) as store:
-        intents = submissions.record_intents(store, campaign.runs, [(s, {"n": 1}) for s in specs], "local")
+        intents = submissions.record_intents(
+            store, campaign.runs, [(s, ResourceShape(nodes=2)) for s in specs], "local"
+        )
         making, running, lost = (campaign.run(seed=seed) for seed in (1, 2, 3))
         making.attempt(1).create()
         for run, intent in ((running, intents[2]), (lost, intents[3])):
-            campaign.send(run, token=intent.token, submitted_at=intent.submitted_at, shape={"n": 1})
+            campaign.send(
+                run, token=intent.token, submitted_at=intent.submitted_at, shape=ResourceShape(nodes=2).to_json()
+            )
         submissions.mark(store, running.run_id, 1, State.RUNNING, job_id="1000")
         submissions.mark(store, lost.run_id, 1, State.LOST, job_id="1000", reason="vanished")
         collect(store, campaign.runs)

@@ -15,10 +15,9 @@ import pytest
 
 from orchestrator.cluster import cluster_file, job_script, resources
 from orchestrator.cluster.profile import ClusterProfile
-from orchestrator.cluster.resources import ResourceShape
 from orchestrator.errors import ClusterError, InputError
 from workloads import registry
-from workloads.contract import Execution, Hardware, TrainConfig
+from workloads.contract import Execution, Hardware, ResourceShape, TrainConfig
 
 RUNS = Path("/scratch/me/study/runs")
 PYTHON = "/scratch/me/env/bin/python"

@@ -11,7 +11,7 @@ from db.errors import ForeignStoreError, QueryError
 from db.ingest import collect
 from db.queries import SUMMARY_COLUMNS, durations, run_records, run_sql, sizes, summaries
 from db.submissions import record_intents
-from workloads.contract import Hardware, State
+from workloads.contract import Hardware, ResourceShape, State
 from workloads.errors import InputError
 
 
@@ -260,7 +260,7 @@ def test_a_file_that_is_damaged_while_it_is_open_is_no_mistake_in_sql(campaign: 
 def test_states_of_many_runs_come_quickly(campaign: Any, tmp_path: Any) -> None:
     """One query whatever the number of runs: the view finds each newest attempt through the key."""
     with open_store(str(tmp_path / "results.db")) as store:
-        record_intents(store, campaign.runs, [(campaign.spec(seed=s), {}) for s in range(50)], "local")
+        record_intents(store, campaign.runs, [(campaign.spec(seed=s), ResourceShape()) for s in range(50)], "local")
         with store.read() as connection:
             plan = connection.exec_driver_sql("EXPLAIN QUERY PLAN SELECT state FROM summary").all()
     scans = [row[3] for row in plan if row[3].startswith("SCAN")]

@@ -8,10 +8,9 @@ import pytest
 
 from orchestrator.cluster import cluster_file, resources
 from orchestrator.cluster.profile import ClusterProfile
-from orchestrator.cluster.resources import ResourceShape
 from orchestrator.cluster.value_types import WHOLE_NODE
 from workloads import registry
-from workloads.contract import Execution, Expectation, Hardware, TrainConfig
+from workloads.contract import Execution, Expectation, Hardware, ResourceShape, TrainConfig
 
 GIB = 1024**3
 SITE = """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +16,37 @@ from orchestrator.backends import leases
 from orchestrator.backends.base import Receipt, Request, Status
 from orchestrator.backends.exit_status import Exit
 from orchestrator.backends.slurm.queue_choice import StartEstimate
-from orchestrator.backends.slurm.records import ClusterFolder, ClusterLimits, shape_key
+from orchestrator.backends.slurm.records import ClusterFolder, ClusterLimits
 from orchestrator.submission import resubmit, submitter
 from orchestrator.tracking import tracker
 from orchestrator.tracking.assess import Assessment, assess_runs, limits
 from orchestrator.tracking.recovery import Decision, FailureClass, RecoveryAction
 from orchestrator.workspace import Workspace
-from workloads.contract import Execution, Expectation, Hardware, RunSpec, State, TrainConfig
+from workloads.contract import (
+    Execution,
+    Expectation,
+    Hardware,
+    RecoveryRecord,
+    ResourceShape,
+    RunSpec,
+    State,
+    TrainConfig,
+)
 from workloads.files.event_log import EventLog
 from workloads.files.json_file import read_json
 from workloads.files.run_dir import AttemptDir, RunDir
 
 GB = 2**30
-SHAPE: dict[str, Any] = {
-    "gpu": "a100",
-    "nodes": 1,
-    "ranks_per_node": 2,
-    "ask_gpus_per_node": 2,
-    "cpus_per_rank": 3,
-    "mem_bytes": 4 * GB,
-    "time_limit_s": 3600,
-    "partition": "htc",
-    "qos": "public",
-}
+SHAPE = ResourceShape(
+    gpu="a100",
+    ranks_per_node=2,
+    ask_gpus_per_node=2,
+    cpus_per_rank=3,
+    mem_bytes=4 * GB,
+    time_limit_s=3600,
+    partition="htc",
+    qos="public",
+)
 NODES = {"a100": {"mem_bytes": 64 * GB, "mem_style": "node", "max_time_s": {"htc/public": 5400}}}
 SITE = ClusterLimits(name="sol", nodes=NODES, recovery={"lost": 1, "unheard_of": 9})
 
@@ -83,7 +91,7 @@ class Campaign:
     def __init__(self, store: Store, workspace: Workspace, executor: Carrier) -> None:
         self.store, self.workspace, self.executor = store, workspace, executor
 
-    def send(self, *, retries: int = 0, seed: int = 0, shape: dict[str, Any] = SHAPE) -> RunDir:
+    def send(self, *, retries: int = 0, seed: int = 0, shape: ResourceShape = SHAPE) -> RunDir:
         train = TrainConfig(
             model="cnn", dataset="digits", strategy="probe", hardware=Hardware("a100", 2), cpus=6, seed=seed
         )
@@ -155,15 +163,15 @@ def test_from_a_time_out_to_the_next_attempt(campaign: Campaign) -> None:
     ]
     (request,) = campaign.executor.sent
     assert request.spec.execution == Execution(time_limit_s=5400, mem_bytes=4 * GB)
-    assert request.shape["time_limit_s"] == 5400 and request.shape["arguments"] == {"time": "0-01:30:00"}
-    assert request.shape["script"] == shape_key(SHAPE), "the script is the one that the plan showed"
+    assert request.shape.time_limit_s == 5400 and request.shape.arguments == {"time": "0-01:30:00"}
+    assert request.shape.script == SHAPE.key(), "the script is the one that the plan showed"
     told = read_json(run.attempt(2).submission)
-    assert (told["time_limit_s"], told["shape"]) == (5400, request.shape)
+    assert (told["time_limit_s"], told["shape"]) == (5400, request.shape.to_json())
     (status,) = tracker.statuses(campaign.store, campaign.workspace.runs)
     assert (status.state, status.recovery, status.recoveries) == (State.PENDING, "raise_time", 1)
     assert status.recovery_message.startswith("sent again with a time limit of 0-01:30:00")
     (records,) = attempt_histories(campaign.store).values()
-    assert [record.recovery for record in records] == [None, told["recovery"]]
+    assert [record.recovery for record in records] == [None, RecoveryRecord.from_json(told["recovery"])]
     assert campaign.recover() == [], "what is under way is left alone"
     # The cap is reached: it goes on with what it had, under the same script.
     campaign.end(run, State.TIMEOUT, "time_limit", 2)
@@ -179,7 +187,7 @@ def test_other_classes_add_to_the_same_request(campaign: Campaign) -> None:
     campaign.recover()
     campaign.end(run, State.NODE_FAIL, "node_fail", 3)
     campaign.recover()
-    assert campaign.executor.sent[-1].shape["arguments"] == {"time": "0-01:30:00", "mem": "8G", "exclude": "n1"}
+    assert campaign.executor.sent[-1].shape.arguments == {"time": "0-01:30:00", "mem": "8G", "exclude": "n1"}
     assert campaign.executor.retired == [3], "only what Slurm might start again"
     assert campaign.assessment(run).recoveries == 3
 
@@ -191,7 +199,7 @@ def test_other_classes_add_to_the_same_request(campaign: Campaign) -> None:
 def test_memory_is_asked_for_as_the_site_wants_it(style: str, argument: dict[str, str]) -> None:
     site = ClusterLimits(name="sol", nodes={"a100": {"mem_style": style}})
     decision = Decision(action=RecoveryAction.RAISE_MEMORY, time_limit_s=3600, mem_bytes=8 * GB)
-    assert resubmit.changed(SHAPE, decision, site)["arguments"] == argument
+    assert resubmit.changed(SHAPE, decision, site).arguments == argument
 
 
 def test_what_is_sent_as_it_was_has_the_shape_it_had() -> None:
@@ -205,13 +213,13 @@ def test_what_is_sent_as_it_was_has_the_shape_it_had() -> None:
 def test_limits_of_a_site() -> None:
     """The cap is the queue's own, or the longest where another queue may take it; nodes the user excludes stay so."""
     assert limits(SHAPE, 3600, SITE).max_time_s == 5400
-    assert limits({**SHAPE, "qos": "other"}, 3600, SITE).max_time_s == 0
+    assert limits(replace(SHAPE, qos="other"), 3600, SITE).max_time_s == 0
     queues = {"a100": {"max_time_s": {"htc/public": 5400, "public/public": 9000}}}
     assert limits(SHAPE, 3600, ClusterLimits(name="s", nodes=queues, queue_choice="earliest")).max_time_s == 9000
     assert limits(SHAPE, 3600, ClusterLimits(name="s", excluded="n7,n8")).excluded == ("n7", "n8")
-    assert limits({**SHAPE, "arguments": {"exclude": "n1"}}, 3600, ClusterLimits(name="s", excluded="n7")).excluded == (
-        "n1",
-    )
+    assert limits(
+        replace(SHAPE, arguments={"exclude": "n1"}), 3600, ClusterLimits(name="s", excluded="n7")
+    ).excluded == ("n1",)
     here = limits({"mem_bytes": None}, 60, None)
     assert not here.takes_mem and not here.has_nodes
 
@@ -231,7 +239,7 @@ def test_the_last_node_is_not_excluded(campaign: Campaign, monkeypatch: pytest.M
     for run in runs:
         campaign.end(run, State.WRONG_HARDWARE, "wrong_hardware")
     campaign.recover()
-    assert [d.shape["arguments"] for d in campaign.executor.sent] == [{"exclude": "n1"}] * 2
+    assert [d.shape.arguments for d in campaign.executor.sent] == [{"exclude": "n1"}] * 2
     for run in runs:
         campaign.end(run, State.WRONG_HARDWARE, "wrong_hardware", 2, node="n2")
     why = (
@@ -253,7 +261,7 @@ def test_a_node_is_left_out_unless_slurm_says_that_none_is_left(
     monkeypatch.setattr(resubmit.queue_choice, "estimate", lambda *_: StartEstimate(rejection=refusal))
     campaign.end(campaign.send(), State.NODE_FAIL, "node_fail")
     campaign.recover()
-    assert campaign.executor.sent[0].shape["arguments"] == {"exclude": "n1"}
+    assert campaign.executor.sent[0].shape.arguments == {"exclude": "n1"}
 
 
 def test_a_refusal_of_what_recovery_asked_for_keeps_the_cause(campaign: Campaign) -> None:
@@ -325,7 +333,7 @@ def test_who_sends_a_run_again_sends_it_to_all_nodes() -> None:
     assert resubmit.with_all_nodes(resubmit.changed(SHAPE, out, SITE)) == SHAPE
     both = Decision(action=RecoveryAction.EXCLUDE_NODE, time_limit_s=7200, mem_bytes=4 * GB, excluded=("n1",))
     kept = resubmit.with_all_nodes(resubmit.changed(SHAPE, both, SITE))
-    assert (kept["arguments"], kept["script"]) == ({"time": "0-02:00:00"}, shape_key(SHAPE))
+    assert (kept.arguments, kept.script) == ({"time": "0-02:00:00"}, SHAPE.key())
     assert resubmit.with_all_nodes({}) == {}
 
 

@@ -14,14 +14,13 @@ from orchestrator.backends.base import UNREACHABLE, Request, Status
 from orchestrator.backends.slurm import commands, query
 from orchestrator.backends.slurm.commands import Answer
 from orchestrator.backends.slurm.executor import SlurmExecutor
-from orchestrator.backends.slurm.records import shape_key
 from orchestrator.backends.slurm.status import ABSENCE_GRACE_S, FINISH_GRACE_S
 from orchestrator.cli import submit_report
 from orchestrator.errors import OperationError
 from orchestrator.submission.submitter import Submitted
 from orchestrator.workspace import Workspace
 from tests.unit.slurm_fakes import Fakes
-from workloads.contract import Execution, Expectation, Hardware, RunSpec, State, TrainConfig
+from workloads.contract import Execution, Expectation, Hardware, ResourceShape, RunSpec, State, Submission, TrainConfig
 from workloads.files.json_file import write_json
 from workloads.files.run_dir import AttemptDir, jobs_folder
 
@@ -139,9 +138,9 @@ def _request(fakes: Fakes, label: str) -> Request:
         target="one",
         data_root="",
     )
-    shape = {"nodes": 1}
-    fakes.folder.keep(fakes.site, {shape_key(shape): "#!/bin/bash\n"})
-    return Request("t", fakes.runs, spec, 1, shape)
+    shape = ResourceShape(nodes=1)
+    fakes.folder.keep(fakes.site, {shape.key(): "#!/bin/bash\n"})
+    return Request(fakes.runs, spec, Submission(token="t", target="one", attempt=1, shape=shape))
 
 
 def test_where_there_is_no_slurm_nothing_has_failed(fakes: Fakes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from db import queries
 from db.connect import Store, open_store
 from db.ingest import collect
 from db.submissions import Intent, StatusUpdate, attempt_histories, live_attempts, mark, record_intents, update_statuses
-from workloads.contract import State
+from workloads.contract import RecoveryRecord, ResourceShape, State, Submission
 from workloads.files.json_file import write_json
 from workloads.files.run_dir import RunDir
 
 
 def _intend(store: Store, campaign: Any, *specs: Any, **options: Any) -> list[Intent]:
-    return record_intents(store, campaign.runs, [(spec, {"nodes": 1}) for spec in specs], "local", **options)
+    return record_intents(store, campaign.runs, [(spec, ResourceShape(nodes=2)) for spec in specs], "local", **options)
 
 
 def test_an_intent_is_a_live_attempt_with_a_token_of_its_own(campaign: Any, database: str) -> None:
@@ -32,7 +33,7 @@ def test_an_intent_is_a_live_attempt_with_a_token_of_its_own(campaign: Any, data
         for spec, intent in zip(specs, intents, strict=True):
             record = known[spec.run_id]
             assert (record.token, record.state, record.label) == (intent.token, State.SUBMITTING, spec.label)
-            assert (record.shape, record.time_limit_s, record.target) == ({"nodes": 1}, 3600, "local")
+            assert (record.shape, record.time_limit_s, record.target) == (ResourceShape(nodes=2), 3600, "local")
             assert record.submitted_at == intent.submitted_at
 
 
@@ -134,7 +135,7 @@ def test_a_late_witness_brings_no_ended_attempt_back(campaign: Any, tmp_path: Pa
 def test_the_histories_of_what_recovery_looks_at(campaign: Any, database: str) -> None:
     """All attempts of what ended without a result, or came again; with why, also when read back from files."""
     failed, again, fine = (campaign.spec(seed=seed) for seed in range(3))
-    why = {"failure": "lost", "number": 1}
+    why = RecoveryRecord(failure="lost", number=1)
     with open_store(database) as store:
         _intend(store, campaign, failed, again, fine)
         for spec, state in ((failed, State.FAILED), (again, State.LOST), (fine, State.SUCCEEDED)):
@@ -145,9 +146,10 @@ def test_the_histories_of_what_recovery_looks_at(campaign: Any, database: str) -
         assert [r.recovery for r in found[again.run_id]] == [None, why]
         run = RunDir.of(campaign.runs, again.run_id)
         run.write_spec(again)
-        write_json(run.attempt(3).create().submission, {"attempt": 3, "target": "local", "recovery": {"number": 2}})
+        third = Submission(token="t", target="local", attempt=3, recovery=replace(why, number=2))
+        write_json(run.attempt(3).create().submission, third.to_json())
         assert collect(store, campaign.runs).problems == []
-        assert attempt_histories(store)[again.run_id][-1].recovery == {"number": 2}
+        assert attempt_histories(store)[again.run_id][-1].recovery == third.recovery
 
 
 def test_the_result_has_the_last_word(campaign: Any, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from orchestrator.backends.base import Request
 from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord
 from orchestrator.parallel_io import AT_A_TIME, FEW, for_each
 from orchestrator.tracking import tracker
-from workloads.contract import State
+from workloads.contract import RecoveryRecord, State, Submission
 from workloads.files.array_record import create_run_folders, specs_file
 from workloads.files.json_file import read_json
 from workloads.files.packed_specs import pack_specs, unpack_specs
@@ -46,10 +46,11 @@ def test_each_item_is_worked_on_once_and_several_at_a_time() -> None:
         for_each(fail, range(200))
 
 
-def _request(campaign: Any, seed: int, *, attempt: int = 1, **about: Any) -> Request:
-    spec = campaign.spec(seed=seed)
-    said = {"token": f"t{seed}", "target": "lab", "attempt": attempt, "shape": {"nodes": 1}, "submitted_at": "now"}
-    return Request(f"t{seed}", campaign.runs, spec, attempt, {"nodes": 1}, {**said, **about})
+def _request(campaign: Any, seed: int, *, attempt: int = 1, recovery: RecoveryRecord | None = None) -> Request:
+    submission = Submission(
+        token=f"t{seed}", target="lab", attempt=attempt, submitted_at="now", time_limit_s=3600, recovery=recovery
+    )
+    return Request(campaign.runs, campaign.spec(seed=seed), submission)
 
 
 def _begin(campaign: Any, requests: list[Request]) -> tuple[ArrayFolder, ArrayRecord]:
@@ -59,7 +60,7 @@ def _begin(campaign: Any, requests: list[Request]) -> tuple[ArrayFolder, ArrayRe
 
 def test_an_array_is_two_files_until_its_tasks_are_laid_out(campaign: Any) -> None:
     """What is common once, what is a task's own with the task; the files of a run are made from that, once."""
-    requests = [_request(campaign, 0), _request(campaign, 1, recovery={"failure": "timeout"})]
+    requests = [_request(campaign, 0), _request(campaign, 1, recovery=RecoveryRecord(failure="timeout"))]
     folder, record = _begin(campaign, requests)
     assert [path.name for path in campaign.runs.iterdir()] == ["jobs"]
     assert sorted(path.name for path in folder.of(record).iterdir()) == ["array.json", "specs.json"]
@@ -71,7 +72,7 @@ def test_an_array_is_two_files_until_its_tasks_are_laid_out(campaign: Any) -> No
         run = request.run
         assert run.read_spec() == request.spec
         chosen = {"partition": "htc"} if number == 0 else {}
-        assert read_json(request.attempt.submission) == {**request.about, "job_id": job_id, **chosen}
+        assert read_json(request.attempt.submission) == {**request.submission.to_json(), "job_id": job_id, **chosen}
     assert folder.open("lab") == [record] and folder.open("other") == []
 
 
@@ -94,7 +95,7 @@ def test_a_late_start_leaves_the_spec_of_a_later_attempt_alone(campaign: Any) ->
     folder, record = _begin(campaign, [early])
     more_time = replace(early.spec, execution=replace(early.spec.execution, time_limit_s=7200))
     run = early.run
-    later = Request("t", campaign.runs, more_time, 2, {}, {"attempt": 2})
+    later = Request(campaign.runs, more_time, Submission(token="t", target="lab", attempt=2))
     later.materialize()
     create_run_folders(folder.of(record), [0])
     assert run.read_spec() == more_time

@@ -19,7 +19,7 @@ from orchestrator.backends.processes import Host
 from orchestrator.backends.slurm.records import ClusterFolder, ClusterLimits
 from orchestrator.submission import submitter
 from orchestrator.tracking import tracker
-from workloads.contract import Execution, Expectation, Hardware, RunSpec, State, TrainConfig
+from workloads.contract import Execution, Expectation, Hardware, ResourceShape, RunSpec, State, TrainConfig
 from workloads.files.json_file import write_json
 from workloads.files.run_dir import AttemptDir, RunDir
 
@@ -43,7 +43,7 @@ class Folder:
             target=target,
             data_root="",
         )
-        (intent,) = record_intents(self.store, self.runs, [(spec, {})], target)
+        (intent,) = record_intents(self.store, self.runs, [(spec, ResourceShape())], target)
         run = RunDir.of(self.runs, spec.run_id)
         run.write_spec(spec)
         attempt = run.attempt(intent.attempt).create()

@@ -34,7 +34,7 @@ from orchestrator.submission.submitter import Submitted
 from orchestrator.tracking.status_summary import StatusSummary
 from orchestrator.tracking.tracker import Progress, RunStatus
 from orchestrator.workspace import Workspace
-from workloads.contract import State
+from workloads.contract import ResourceShape, State
 from workloads.files.json_file import write_json
 from workloads.files.run_dir import RunDir
 
@@ -371,7 +371,7 @@ def workspace(campaign: Any, tmp_path: Path) -> Iterator[Path]:
     database = str(tmp_path / "results.db")
     specs = [campaign.spec(label=label, seed=seed) for seed, label in enumerate(["goes on", "good", "bad"])]
     with open_store(database) as store:
-        intents = record_intents(store, campaign.runs, [(spec, {}) for spec in specs], "elsewhere")
+        intents = record_intents(store, campaign.runs, [(spec, ResourceShape()) for spec in specs], "elsewhere")
         for spec, state in zip(specs, (State.RUNNING, State.SUCCEEDED, State.FAILED), strict=True):
             RunDir.of(campaign.runs, spec.run_id).write_spec(spec)
             mark(store, spec.run_id, 1, state, message="it broke" if state is State.FAILED else "")

@@ -29,11 +29,11 @@ from orchestrator.backends.exit_status import Exit
 from orchestrator.backends.slurm import commands, query, queue_choice
 from orchestrator.backends.slurm.observe import Evidence, Place
 from orchestrator.backends.slurm.query import Newest, SeenArray
-from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord, ClusterFolder, ClusterLimits, shape_key
+from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord, ClusterFolder, ClusterLimits
 from orchestrator.backends.slurm.status import verdict
 from orchestrator.errors import OperationError
 from orchestrator.units import parse_time_limit
-from workloads.contract import State
+from workloads.contract import ResourceShape, State
 from workloads.files.json_file import read_json
 from workloads.files.run_dir import AttemptDir, jobs_folder
 from workloads.provenance import code_snapshot
@@ -209,11 +209,9 @@ class SlurmExecutor:
 
     def _chunks(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
         """Runs of one shape and one code together, never more than an array may have; indices begin at 0 in each."""
-        by_shape: dict[tuple[str, str], list[Request]] = {}
-        keys: dict[int, str] = {}  # of many runs that share one mapping
+        by_shape: dict[tuple[ResourceShape, str], list[Request]] = {}
         for request in requests:
-            key = keys.get(id(request.shape)) or keys.setdefault(id(request.shape), shape_key(request.shape))
-            by_shape.setdefault((key, request.spec.snapshot), []).append(request)
+            by_shape.setdefault((request.shape, request.spec.snapshot), []).append(request)
         most = self._site.array_index_max + 1
         if self._site.max_submit:
             most = min(most, self._site.max_submit)
@@ -234,7 +232,7 @@ class SlurmExecutor:
         jobs_folder(self._runs).mkdir(parents=True, exist_ok=True)
         record = self._arrays.begin(ArrayRecord.new(self._site.name, chunk), [request.spec for request in chunk])
         spec = chunk[0].spec
-        others = chunk[0].shape.get("arguments", {})
+        others = chunk[0].shape.arguments
         record, queue = self._choose_queue(record, chunk, others)
         self._arrays.keep_code(record, code_snapshot.pythonpath(self._runs, spec.snapshot, ""))
         parcel = Parcel(

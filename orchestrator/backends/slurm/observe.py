@@ -84,14 +84,12 @@ class Evidence:
         self, witnesses: SlurmObservation, attempt: AttemptDir, record: ArrayRecord, index: int, seen: Seen | None
     ) -> SlurmObservation:
         """What is looked at only when a task has ended: how, in whose words, with what limits."""
-        about = {**record.about, **record.tasks[index].about}
-        shape = about.get("shape") or {}
-        ranks = int(shape.get("nodes") or 1) * int(shape.get("ranks_per_node") or 1)
+        submission = record.submission(index)
+        ranks, memory = submission.shape.ranks, submission.shape.mem_bytes
         logs = jobs_folder(self._runs) / str(record.job_id)
         script_log = _tail(self._script_log(record, index))
         errors = [_tail(logs / f"{record.job_id}_{index}_{rank}_log.err") for rank in range(ranks)]
         interrupts = since_start(attempt, "interrupt")
-        memory = shape.get("mem_bytes")
         codes = parse_rank_codes(script_log, ranks)
         # The rank that went first has more to say than those that were ended for it.
         blamed = [errors[rank] for rank, code in enumerate(codes) if code not in {None, 0, INTERRUPTED_EXIT}]
@@ -103,8 +101,8 @@ class Evidence:
             interrupted_by=str(interrupts[-1].get("signal", "")) if interrupts else "",
             exit_code=seen.exit_code if seen else None,
             rank_codes=codes,
-            limit_s=about.get("time_limit_s"),
-            memory=format_memory(memory) if isinstance(memory, int) and memory else "",
+            limit_s=submission.time_limit_s or None,
+            memory=format_memory(memory) if memory else "",
             out_of_memory=bool(seen and seen.out_of_memory) or bool(_MEMORY_LIMIT.search(script_log + "".join(errors))),
             last_words=next((text for text in said if text), ""),
         )

@@ -16,8 +16,6 @@ The token is the name of the job, so an array whose ``sbatch`` never answered is
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import shutil
 import time
@@ -27,6 +25,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from workloads.contract import Submission
 from workloads.files.array_record import create_run_folders, record_file, specs_file
 from workloads.files.json_file import read_json, write_bytes, write_json
 from workloads.files.packed_specs import pack_specs
@@ -35,7 +34,7 @@ from workloads.files.run_dir import AttemptDir, RunDir, jobs_folder, sites_folde
 if TYPE_CHECKING:
     from orchestrator.backends.base import Request
     from orchestrator.cluster.profile import ClusterProfile, Nodes
-    from workloads.contract import RunSpec
+    from workloads.contract import ResourceShape, RunSpec
 
 JOB_NAME_PREFIX = "orc-"
 
@@ -124,7 +123,7 @@ class ClusterFolder:
     def keep(
         self, site: ClusterLimits, scripts: Mapping[str, str], queues: Mapping[str, Sequence[QueuePair]] | None = None
     ) -> None:
-        """Take over a plan's site, its scripts and queues by :func:`shape_key`; others stay, for ``retry``."""
+        """Take over a plan's site, its scripts and queues by the key of their shape; others stay, for ``retry``."""
         (self.path / "scripts").mkdir(parents=True, exist_ok=True)
         write_json(self.path / "site.json", asdict(site))
         for key, text in scripts.items():
@@ -132,18 +131,18 @@ class ClusterFolder:
         for key, pairs in (queues or {}).items():
             write_json(self._script(key).with_suffix(".queues.json"), [asdict(pair) for pair in pairs])
 
-    def script(self, shape: Mapping[str, Any]) -> str | None:
+    def script(self, shape: ResourceShape) -> str | None:
         """The job script of a shape; None when no plan had it. One that was changed since names the script it had."""
         try:
             return self.script_file(shape).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
-    def script_file(self, shape: Mapping[str, Any]) -> Path:
+    def script_file(self, shape: ResourceShape) -> Path:
         """Where the script of a shape is."""
-        return self._script(shape.get("script") or shape_key(shape))
+        return self._script(shape.script_key)
 
-    def queues(self, shape: Mapping[str, Any]) -> list[QueuePair]:
+    def queues(self, shape: ResourceShape) -> list[QueuePair]:
         """The queues that take runs of a shape, best first; none where no plan told them."""
         try:
             told = read_json(self.script_file(shape).with_suffix(".queues.json"))
@@ -153,12 +152,6 @@ class ClusterFolder:
 
     def _script(self, key: str) -> Path:
         return self.path / "scripts" / f"{key}.sh"
-
-
-def shape_key(shape: Mapping[str, Any]) -> str:
-    """Names a resource shape; runs of one key share a script and go out together."""
-    text = json.dumps({k: v for k, v in shape.items() if v is not None}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,18 +194,24 @@ class ArrayRecord:
         """The name of the job: short, ASCII, unique."""
         return JOB_NAME_PREFIX + self.token
 
+    def submission(self, index: int) -> Submission:
+        """What ``submission.json`` of a task's attempt says."""
+        task = self.tasks[index]
+        own = {"token": task.token, "target": self.target, "attempt": task.attempt}
+        return Submission.from_json({**self.about, **task.about, **own})
+
     @classmethod
     def new(cls, target: str, requests: Sequence[Request]) -> Self:
         own = {"token", "attempt"}
-        about = {k: v for k, v in requests[0].about.items() if k not in own}
+        about = {k: v for k, v in requests[0].submission.to_json().items() if k not in own}
         tasks = tuple(
             Task(
-                d.spec.run_id,
-                d.number,
-                d.token,
-                {k: v for k, v in d.about.items() if k not in own and about.get(k) != v},
+                r.spec.run_id,
+                r.number,
+                r.token,
+                {k: v for k, v in r.submission.to_json().items() if k not in own and about.get(k) != v},
             )
-            for d in requests
+            for r in requests
         )
         return cls(token=uuid.uuid4().hex[:16], target=target, tasks=tasks, asked_at=time.time(), about=about)
 

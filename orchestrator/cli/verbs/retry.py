@@ -8,10 +8,10 @@ Example: orchestrate retry --failed
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -42,7 +42,7 @@ from orchestrator.config import experiment as experiments
 from orchestrator.errors import OrchestrateError
 from orchestrator.planning import plan_file
 from orchestrator.planning.plan import Plan
-from workloads.contract import RunSpec
+from workloads.contract import ResourceShape, RunSpec, Submission
 
 ORDER = 90
 
@@ -92,7 +92,7 @@ def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
     from workloads.files.json_file import read_json
     from workloads.files.run_dir import RunDir
 
-    by_target: dict[str, list[tuple[Any, Mapping[str, Any]]]] = {}
+    by_target: dict[str, list[tuple[RunSpec, ResourceShape]]] = {}
     for run in chosen:
         place = RunDir.of(workspace.runs, run.run_id)
         try:
@@ -106,9 +106,9 @@ def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
                 hint="orchestrate submit plans and sends it anew",
             ) from error
         try:
-            shape = read_json(place.attempt(run.attempt).submission).get("shape", {})
+            shape = Submission.from_json(read_json(place.attempt(run.attempt).submission)).shape
         except (OSError, ValueError, AttributeError):
-            shape = {}
+            shape = ResourceShape()
         by_target.setdefault(spec.target, []).append((spec, with_all_nodes(shape)))
     say_so(workspace, [spec for wanted in by_target.values() for spec, _ in wanted])
     done = [
@@ -134,10 +134,10 @@ def say_so(workspace: Workspace, specs: Iterable[RunSpec]) -> None:
     sent = {spec.run_id: spec.label for spec in specs if spec.target == plan.target}
     if otherwise := [sent[run_id] for run_id in _planned_otherwise(workspace, plan) if run_id in sent]:
         more = f" and {len(otherwise) - 1} more" if len(otherwise) > 1 else ""
-        output.talk(f"note: planned otherwise since they were sent: {otherwise[0]}{more}; {_ways_on(plan)}")
+        output.print_message(f"note: planned otherwise since they were sent: {otherwise[0]}{more}; {_ways_on(plan)}")
     elif edited := _edited(plan) if sent else []:
         say = "say" if len(edited) > 1 else "says"
-        output.talk(f"note: the {' and the '.join(edited)} {say} otherwise than the last plan; {_ways_on(plan)}")
+        output.print_message(f"note: the {' and the '.join(edited)} {say} otherwise than the last plan; {_ways_on(plan)}")
 
 
 def _ways_on(plan: Plan) -> str:
@@ -148,7 +148,7 @@ def _ways_on(plan: Plan) -> str:
 def _planned_otherwise(workspace: Workspace, plan: Plan) -> list[str]:
     """Run ids whose job script in the plan is not the one that was sent last to its cluster for their shape."""
     folder = ClusterFolder(workspace.runs, plan.target)
-    new = {script.shape for script in plan.scripts if folder.script(asdict(script.shape)) != script.text}
+    new = {script.shape for script in plan.scripts if folder.script(script.shape) != script.text}
     return [run.cell.run_id for run in plan.runs if run.shape in new]
 
 

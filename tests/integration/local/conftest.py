@@ -25,7 +25,7 @@ from orchestrator.backends.leases import DOMAIN_VARIABLE
 from orchestrator.backends.local.executor import LocalExecutor
 from orchestrator.submission import submitter
 from orchestrator.workspace import Workspace
-from workloads.contract import Execution, Expectation, Hardware, RunSpec, TrainConfig
+from workloads.contract import Execution, Expectation, Hardware, ResourceShape, RunSpec, Submission, TrainConfig
 from workloads.files.json_file import write_json
 from workloads.files.run_dir import RunDir
 
@@ -149,7 +149,7 @@ class Lab:
         directory = run.attempt(attempt).create()
         token = f"{spec.run_id[:12]}{attempt:04d}"
         write_json(directory.submission, {"token": token, "target": "local", "attempt": attempt, "job_id": None})
-        return Request(token, self.runs, spec, attempt)
+        return Request(self.runs, spec, Submission(token=token, target="local", attempt=attempt))
 
     def send(self, *specs: RunSpec) -> list[Request]:
         requests = [self.request(spec) for spec in specs]
@@ -185,9 +185,12 @@ class Lab:
 
     def submit(self, *specs: RunSpec) -> list[Request]:
         """Send runs through the store, as the verbs do."""
-        done = submitter.send(self.workspace(), [(spec, {}) for spec in specs], "local")
+        done = submitter.send(self.workspace(), [(spec, ResourceShape()) for spec in specs], "local")
         by_id = {spec.run_id: spec for spec in specs}
-        return [Request(s.token, self.runs, by_id[s.run_id], s.attempt) for s in done.sent]
+        return [
+            Request(self.runs, by_id[s.run_id], Submission(token=s.token, target="local", attempt=s.attempt))
+            for s in done.sent
+        ]
 
     def starts(self) -> Counter[str]:
         """How often each run was started (by its rank 0)."""

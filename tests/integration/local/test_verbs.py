@@ -18,7 +18,7 @@ from db.submissions import record_intents, withdraw_intents
 from orchestrator.backends.base import Request
 from orchestrator.backends.exit_status import Exit
 from orchestrator.backends.local.records import QueueFolder
-from workloads.contract import State
+from workloads.contract import ResourceShape, State
 from workloads.files.run_dir import RunDir
 
 from .conftest import Lab, alive, lab_processes, seen, wait_until
@@ -495,7 +495,7 @@ def test_logs_of_a_run_that_was_never_sent(lab: Lab, options: tuple[str, ...]) -
     """Slurm did not answer, or had no room: the run is known and has no attempt."""
     workspace, spec = lab.workspace(), lab.spec(cpus_per_rank=0)
     with open_store(workspace.database) as store:
-        (intent,) = record_intents(store, workspace.runs, [(spec, {})], "local")
+        (intent,) = record_intents(store, workspace.runs, [(spec, ResourceShape())], "local")
         withdraw_intents(store, [intent.token])
     code, stdout, stderr = lab.run("logs", spec.run_id, *options)
     assert (code, stdout) == (2, "")

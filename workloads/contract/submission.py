@@ -1,0 +1,83 @@
+"""One submission of an attempt: the content of ``submission.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from workloads.contract.flat import flat
+from workloads.contract.resource_shape import ResourceShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryRecord:
+    """Why recovery submitted an attempt, and what it changed."""
+
+    failure: str = ""
+    """Class of the failure that it recovers from (``tracking.recovery.FailureClass``)."""
+    action: str = ""
+    """``tracking.recovery.RecoveryAction``."""
+    attempt: int = 0
+    """The attempt that failed."""
+    number: int = 0
+    """Counts the attempts for this class of failure, from 1."""
+    bound: int = 0
+    """How many attempts this class of failure may have."""
+    changes: str = ""
+    """What the new attempt has that the failed one had not, in words."""
+    cause: str = ""
+    """The failed attempt's message."""
+
+    @property
+    def message(self) -> str:
+        """One sentence for people."""
+        changes = f" with {self.changes}" if self.changes else ""
+        return f"sent again{changes} after attempt {self.attempt} ({self.number} of {self.bound} for {self.failure})"
+
+    def to_json(self) -> dict[str, Any]:
+        return flat(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`to_json`; ignores keys of other versions."""
+        return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What ``submission.json`` says of an attempt; its executor adds the job id."""
+
+    token: str
+    """Unique; the job carries it, so that an interrupted submission is found again."""
+    target: str
+    """``local`` or the cluster's name."""
+    attempt: int
+    submitted_at: str | None = None
+    """UTC, ISO 8601."""
+    time_limit_s: int = 0
+    snapshot: str = ""
+    """Name of the code that was submitted, see ``workloads.provenance.code_snapshot``."""
+    shape: ResourceShape = field(default_factory=ResourceShape)
+    recovery: RecoveryRecord | None = None
+    """None where a person submitted it."""
+
+    def to_json(self) -> dict[str, Any]:
+        recovery = self.recovery.to_json() if self.recovery else None
+        return {**flat(self), "shape": self.shape.to_json(), "recovery": recovery}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of :meth:`to_json`; ignores other keys.
+
+        Raises:
+            ValueError: the token, target or attempt is missing.
+        """
+        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        known["shape"] = ResourceShape.from_json(known.get("shape") or {})
+        recovery = known.get("recovery")
+        known["recovery"] = RecoveryRecord.from_json(recovery) if recovery else None
+        try:
+            return cls(**known)
+        except TypeError as error:
+            raise ValueError(f"not a submission: {error}") from error
