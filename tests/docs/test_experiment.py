@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from db.models import results
 from db.queries import SUMMARY_COLUMNS
 from orchestrator.cluster import resources
-from orchestrator.config import experiment, keys, matrix
+from orchestrator.config import experiment, keys
+from orchestrator.planning import matrix
 from orchestrator.units import parse_time_limit
 from workloads import registry
 from workloads.contract import EXECUTION_KEYS, Execution, TrainConfig
@@ -48,7 +49,7 @@ def _bare(cell: str) -> str:
     return cell.strip().removeprefix("`").removesuffix("`")
 
 
-TRAINING, CARRYING_OUT = list(_table("Training keys")), list(_table("Keys of carrying out"))
+TRAINING, EXECUTION = list(_table("Training keys")), list(_table("Execution settings"))
 OPTIONS = {(_bare(row[0]), _bare(row[1])): row[2:] for row in _table("Options of strategies")}
 DECLARED = {(name, o.name): o for name, s in registry.strategies().items() for o in s.options}
 
@@ -85,10 +86,10 @@ def test_every_training_key_has_its_row() -> None:
     assert "strategy_options" in {_bare(row[0]) for row in _table("Columns of results")}
 
 
-def test_every_key_of_carrying_out_has_its_row() -> None:
-    shown = [_bare(row[0]) for row in CARRYING_OUT]
+def test_every_execution_setting_has_its_row() -> None:
+    shown = [_bare(row[0]) for row in EXECUTION]
     assert len(shown) == len(set(shown))
-    assert set(shown) == EXECUTION_KEYS
+    assert set(shown) == set(EXECUTION_KEYS)
 
 
 @pytest.mark.parametrize("row", TRAINING, ids=lambda row: _bare(row[0]))
@@ -102,8 +103,8 @@ def test_defaults_of_training_keys(row: list[str]) -> None:
         assert shown == ("none" if default is None else f"`{_toml(default)}`")
 
 
-@pytest.mark.parametrize("row", CARRYING_OUT, ids=lambda row: _bare(row[0]))
-def test_defaults_of_keys_of_carrying_out(row: list[str]) -> None:
+@pytest.mark.parametrize("row", EXECUTION, ids=lambda row: _bare(row[0]))
+def test_defaults_of_execution_settings(row: list[str]) -> None:
     key, shown, default = _bare(row[0]), row[2], Execution()
     if key == "time_limit":
         assert parse_time_limit(_bare(shown).strip('"')) == default.time_limit_s
@@ -114,7 +115,7 @@ def test_defaults_of_keys_of_carrying_out(row: list[str]) -> None:
         assert shown == f"`{getattr(default, key)}`"
 
 
-@pytest.mark.parametrize("row", TRAINING + CARRYING_OUT, ids=lambda row: _bare(row[0]))
+@pytest.mark.parametrize("row", TRAINING + EXECUTION, ids=lambda row: _bare(row[0]))
 def test_types_and_ranges_of_keys(row: list[str]) -> None:
     """What the page allows is taken, and what lies just outside is refused."""
     key, type_ = _bare(row[0]), row[1]
