@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError
 
-from db.errors import ForeignStoreError, StoreDamagedError, StoreError, StoreReadOnlyError
+from db.errors import ForeignStoreError, StoreDamagedError, StoreError, StoreReadOnlyError, StoreSchemaError
 from db.filesystem import is_full, is_url, lock_problem
 
 BUSY_TIMEOUT_S = 60.0
@@ -75,12 +75,24 @@ _OTHER_SCHEMA_STATES = frozenset({"42P01", "42P07", "42701", "42703"})
 
 
 def damaged(database: str, why: str) -> StoreDamagedError:
-    """The error for a database of ours that cannot be what was written."""
+    """Return the error for a database of ours whose content cannot be what we wrote."""
+    return StoreDamagedError("the database is damaged", where=database, why=why, hint=_create_again(database))
+
+
+def missing_column(database: str, table: str, column: str) -> StoreSchemaError:
+    """Return the error for a column of the models that no migration adds."""
+    return StoreSchemaError(
+        f"{table} has no column {column}, which the model declares",
+        where=database,
+        why="the schema is of the newest revision, and its migrations do not add the column",
+        hint=f"add a migration in db/migrations/versions, or {_create_again(database)}",
+    )
+
+
+def _create_again(database: str) -> str:
     if is_url(database):
-        hint = "make another database and name it with --db; orchestrate collect fills it from the runs folder"
-    else:
-        hint = "orchestrate db rebuild makes it anew from the runs folder and keeps the damaged file"
-    return StoreDamagedError("the database is damaged", where=database, why=why, hint=hint)
+        return "create another database and name it with --db; orchestrate collect fills it from the runs folder"
+    return "run orchestrate db rebuild, which creates it again from the runs folder and keeps this file"
 
 
 def another_or_anew(database: str) -> str:

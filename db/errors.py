@@ -7,6 +7,7 @@ OperationError
 └── StoreError           the database cannot be used now: busy, no locks, disk full, damaged, unreachable
     ├── StoreReadOnlyError   it can be read and not written
     └── StoreDamagedError    its file is damaged, or its tables are not those of its revision
+        └── StoreSchemaError     it lacks a column of the models: a migration was forgotten
 """
 
 from __future__ import annotations
@@ -32,3 +33,7 @@ class StoreReadOnlyError(StoreError):
 
 class StoreDamagedError(StoreError):
     """The file or its tables are damaged; the run directories still have everything."""
+
+
+class StoreSchemaError(StoreDamagedError):
+    """A table lacks a column that ``db.models`` declares and no migration adds."""

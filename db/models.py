@@ -1,18 +1,17 @@
-"""The tables of the store, derived from the contract so that a field, its file key and its column have one name.
+"""The tables and views of the store, derived from the contract: a field, its key in files and its column share a name.
 
-Core tables rather than mapped classes: every command that plans or shows something opens the store, importing the ORM
-costs it a tenth of a second, and rows move in bulk. Names and types of ``runs`` and ``results`` come from the
-dataclasses; the migrations hold what each revision created, and a test holds the two against each other.
+Core tables rather than mapped classes: importing SQLAlchemy's ORM costs every command that opens the store a tenth of a
+second, and rows move in bulk. ``runs`` has the fields of ``TrainConfig``, ``results`` those of a result, metrics
+included. A new database is created from here; ``db.schema`` says what existing ones need.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import (
-    DDL,
     BigInteger,
     Boolean,
     Column,
@@ -21,17 +20,26 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     MetaData,
     PrimaryKeyConstraint,
+    String,
     Table,
     Text,
     column,
-    event,
     table,
 )
 from sqlalchemy.types import TypeEngine
 
-from workloads.contract import RunResult, TrainConfig
+from workloads.contract import TrainConfig, result_fields
 
 metadata = MetaData()
+
+
+class JsonObject(Text):
+    """An object as canonical JSON text (sorted keys, no spaces)."""
+
+
+class JsonList(Text):
+    """A list as canonical JSON text."""
+
 
 _TYPES: dict[str, type[TypeEngine[Any]]] = {
     "str": Text,
@@ -39,40 +47,46 @@ _TYPES: dict[str, type[TypeEngine[Any]]] = {
     "int": BigInteger,
     "float": Double,
     "bool": Boolean,
+    "dict": JsonObject,
+    "Mapping": JsonObject,
+    "list": JsonList,
 }
-
-JSON_COLUMNS = frozenset({"strategy_options", "shape", "nonfinite", "provenance", "recovery"})
-"""Columns that hold an object as canonical JSON text (sorted keys, no spaces)."""
-
-JSON_LISTS = frozenset({"balance_applied"})
-"""Columns that hold a list likewise."""
+"""Column types by what stands before the bracket of an annotation."""
 
 
-def _columns(kind: type[Any], without: Iterable[str] = ()) -> list[Column[Any]]:
-    """One column for each field of a dataclass; dicts and lists become JSON text, ``| None`` becomes nullable."""
+def _columns(annotations: Mapping[str, str]) -> list[Column[Any]]:
+    """Return a column for each field; those that may be None are nullable."""
     columns = []
-    for f in fields(kind):
-        if f.name not in set(without):
-            base = str(f.type).removesuffix(" | None")
-            type_ = Text if f.name in JSON_COLUMNS | JSON_LISTS else _TYPES[base]
-            columns.append(Column(f.name, type_, nullable=base != f.type))
+    for name, annotation in annotations.items():
+        base = annotation.removesuffix(" | None")
+        columns.append(Column(name, _TYPES[base.partition("[")[0]], nullable=base != annotation))
     return columns
 
 
-runs = Table(
+def _table(name: str, *columns: Any, key: tuple[str, ...]) -> Table:
+    return Table(name, metadata, *columns, PrimaryKeyConstraint(*key), sqlite_with_rowid=False)
+
+
+def _attempt_columns() -> list[Column[Any] | ForeignKeyConstraint]:
+    """Return the columns by which rows belong to an attempt."""
+    return [
+        Column("run_id", Text, nullable=False),
+        Column("attempt", BigInteger, nullable=False),
+        ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
+    ]
+
+
+runs = _table(
     "runs",
-    metadata,
-    Column("run_id", Text, primary_key=True),
+    Column("run_id", Text, nullable=False),
     Column("label", Text, nullable=False),
     Column("experiment", Text, nullable=False),
-    *_columns(TrainConfig),
-    sqlite_with_rowid=False,
+    *_columns({f.name: str(f.type) for f in fields(TrainConfig)}),
+    key=("run_id",),
 )
-"""One row a run."""
 
-attempts = Table(
+attempts = _table(
     "attempts",
-    metadata,
     Column("run_id", Text, ForeignKey("runs.run_id"), nullable=False),
     Column("attempt", BigInteger, nullable=False),
     Column("token", Text, unique=True),
@@ -85,38 +99,28 @@ attempts = Table(
     Column("started_at", Text),
     Column("ended_at", Text),
     Column("time_limit_s", BigInteger),
-    Column("shape", Text, nullable=False),
-    Column("recovery", Text),
-    PrimaryKeyConstraint("run_id", "attempt"),
-    sqlite_with_rowid=False,
+    Column("shape", JsonObject, nullable=False),
+    Column("recovery", JsonObject),
+    key=("run_id", "attempt"),
 )
-"""One row a submission of a run. ``recovery``: why it was sent again by itself; null where people sent it."""
+"""``recovery``: why recovery resubmitted the run; null where a person submitted it."""
 
+_OWN_TABLES = {"per_class", "memory_by_rank"}
+"""Lists of a result that are rows of ``classes`` and ``ranks``."""
 
-def _of_attempt() -> list[Column[Any] | ForeignKeyConstraint]:
-    return [
-        Column("run_id", Text, nullable=False),
-        Column("attempt", BigInteger, nullable=False),
-        ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
-    ]
-
-
-results = Table(
+results = _table(
     "results",
-    metadata,
-    *_of_attempt(),
-    *_columns(RunResult, without={"run_id", "attempt", "per_class", "memory_by_rank"}),
+    *_attempt_columns(),
+    *_columns({k: v for k, v in result_fields().items() if k not in {"run_id", "attempt"} | _OWN_TABLES}),
     Column("code_digest", Text),
     Column("packages_digest", Text),
-    PrimaryKeyConstraint("run_id", "attempt"),
-    sqlite_with_rowid=False,
+    key=("run_id", "attempt"),
 )
-"""One row a ``result.json``; its lists are the tables ``classes`` and ``ranks``."""
+"""One row per ``result.json``."""
 
-epochs = Table(
+epochs = _table(
     "epochs",
-    metadata,
-    *_of_attempt(),
+    *_attempt_columns(),
     Column("epoch", BigInteger, nullable=False),
     Column("steps", BigInteger),
     Column("train_loss", Double),
@@ -129,61 +133,55 @@ epochs = Table(
     Column("allocated_memory_bytes", BigInteger),
     Column("peak_memory_bytes", BigInteger),
     Column("diverged", Boolean, nullable=False),
-    PrimaryKeyConstraint("run_id", "attempt", "epoch"),
-    sqlite_with_rowid=False,
+    key=("run_id", "attempt", "epoch"),
 )
-"""One row an epoch of an attempt. ``diverged``: its training or test loss was NaN or infinite, and is null here."""
+"""``diverged``: the epoch's training or test loss was NaN or infinite, and is null here."""
 
-classes = Table(
+classes = _table(
     "classes",
-    metadata,
-    *_of_attempt(),
+    *_attempt_columns(),
     Column("class_index", BigInteger, nullable=False),
     Column("class_name", Text, nullable=False),
     Column("precision", Double),
     Column("recall", Double),
     Column("f1", Double),
     Column("support", BigInteger),
-    PrimaryKeyConstraint("run_id", "attempt", "class_index"),
-    sqlite_with_rowid=False,
+    key=("run_id", "attempt", "class_index"),
 )
 """Test metrics of each class of a result."""
 
-ranks = Table(
+ranks = _table(
     "ranks",
-    metadata,
-    *_of_attempt(),
+    *_attempt_columns(),
     Column("rank", BigInteger, nullable=False),
     Column("allocated_memory_bytes", BigInteger),
     Column("peak_memory_bytes", BigInteger),
-    PrimaryKeyConstraint("run_id", "attempt", "rank"),
-    sqlite_with_rowid=False,
+    key=("run_id", "attempt", "rank"),
 )
 """Memory of each rank of a result."""
 
-ingested = Table(
+ingested = _table(
     "ingested",
-    metadata,
-    Column("path", Text, primary_key=True),
+    Column("path", Text, nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("mtime_ns", BigInteger, nullable=False),
     Column("read_bytes", BigInteger, nullable=False),
-    sqlite_with_rowid=False,
+    key=("path",),
 )
-"""Bookkeeping of ``collect``: each file as it was when it was last read, and how far."""
+"""Each file as it was when ``collect`` last read it, and how far it was read."""
+
+schema_revision = Table("orchestrate_revision", metadata, Column("version_num", String(32), primary_key=True))
+"""One row, which Alembic reads and writes: the revision of the schema."""
 
 CONTENT = (runs, attempts, results, epochs, classes, ranks)
-"""The tables that the run directories determine, parents before children."""
+"""The tables that follow from the run directories, parents before children."""
 
 
 def _summary_parts() -> list[tuple[str, Column[Any]]]:
-    """(SQL expression, column) of the view ``summary``."""
+    """Return (SQL expression, column) for each column of the view ``summary``."""
     of_attempt = ["target", "job_id", "submitted_at", "started_at", "ended_at", "time_limit_s"]
-    measured = [
-        c
-        for c in results.c
-        if c.name not in {"run_id", "attempt", "state", "reason", "message", "started_at", "ended_at", "provenance"}
-    ]
+    # The state and times shown are the newest attempt's, which may be a later one than the attempt that was measured.
+    not_shown = {"run_id", "attempt", "state", "reason", "message", "started_at", "ended_at", "provenance"}
     return [
         *((f"r.{c.name}", c) for c in runs.c),
         (
@@ -196,28 +194,23 @@ def _summary_parts() -> list[tuple[str, Column[Any]]]:
         ("coalesce(a.message, '')", attempts.c.message),
         *((f"a.{name}", attempts.c[name]) for name in of_attempt),
         ("s.attempt", Column("measured_attempt", BigInteger)),
-        *((f"s.{c.name}", c) for c in measured),
+        *((f"s.{c.name}", c) for c in results.c if c.name not in not_shown),
     ]
 
 
-SUMMARY_SQL = (
-    "CREATE VIEW summary AS SELECT "  # noqa: S608 (names of columns)
+VIEWS = {
+    # One row per run: its fields, the state of its newest attempt, and what its newest successful attempt measured.
+    "summary": "SELECT "  # noqa: S608 (names of columns)
     + ", ".join(f"{expression} AS {c.name}" for expression, c in _summary_parts())
     + " FROM runs r"
     " LEFT JOIN attempts a ON a.run_id = r.run_id"
     " AND a.attempt = (SELECT max(n.attempt) FROM attempts n WHERE n.run_id = r.run_id)"
     " LEFT JOIN results s ON s.run_id = r.run_id"
-    " AND s.attempt = (SELECT max(n.attempt) FROM results n WHERE n.run_id = r.run_id AND n.state = 'succeeded')"
-)
-"""One row a run: its fields, the state of its newest attempt, and what its newest successful attempt measured."""
-
-CURVES_SQL = (
-    "CREATE VIEW curves AS SELECT e.* FROM epochs e"
-    " WHERE e.attempt = (SELECT max(n.attempt) FROM epochs n WHERE n.run_id = e.run_id AND n.epoch = e.epoch)"
-)
-"""The epochs of each run; where a later attempt ran an epoch again, only the later row."""
+    " AND s.attempt = (SELECT max(n.attempt) FROM results n WHERE n.run_id = r.run_id AND n.state = 'succeeded')",
+    # The epochs of each run; where a later attempt repeated an epoch, the later row only.
+    "curves": "SELECT e.* FROM epochs e"
+    " WHERE e.attempt = (SELECT max(n.attempt) FROM epochs n WHERE n.run_id = e.run_id AND n.epoch = e.epoch)",
+}
+"""The query of each view by the view's name."""
 
 summary = table("summary", *(column(c.name, c.type) for _, c in _summary_parts()))
-
-for _view in (SUMMARY_SQL, CURVES_SQL):
-    event.listen(metadata, "after_create", DDL(_view))  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Boolean, Connection, Double, Table
 
-from db.models import JSON_COLUMNS, JSON_LISTS, runs
+from db.models import JsonList, JsonObject, runs
 from workloads.contract import INT64, RunSpec
 
 Row = tuple[Any, ...]
@@ -83,7 +83,8 @@ def run_rows(specs: Sequence[RunSpec]) -> list[Row]:
         ValueError: a value of one of them is missing or of another type.
     """
     columns = zip(*map(_run_values(), specs), strict=True)
-    return list(zip(*(f.values(list(column)) for f, column in zip(_fields(runs), columns, strict=True)), strict=True))
+    texts = (map(str, c) if f.name == "hardware" else c for f, c in zip(_fields(runs), columns, strict=True))
+    return list(zip(*(f.values(list(c)) for f, c in zip(_fields(runs), texts, strict=True)), strict=True))
 
 
 @cache
@@ -113,19 +114,7 @@ def _upsert_sql(table: Table, dialect: str) -> str:
 
 @cache
 def _fields(table: Table) -> list[_Field]:
-    def field(name: str, kind: Any, nullable: bool) -> _Field:
-        if name in JSON_COLUMNS:
-            return _Field(name, dict, _json, nullable)
-        if name in JSON_LISTS:
-            return _Field(name, list, _json_list, nullable)
-        plain: tuple[type[Any], Callable[[Any], Any]] = {
-            BigInteger: (int, _int),
-            Double: (float, _float),
-            Boolean: (bool, _bool),
-        }.get(type(kind), (str, _text))
-        return _Field(name, *plain, nullable)
-
-    return [field(c.name, c.type, bool(c.nullable)) for c in table.columns]
+    return [_Field(c.name, *_CONVERTERS.get(type(c.type), (str, _text)), bool(c.nullable)) for c in table.columns]
 
 
 def _int(value: Any) -> int:
@@ -165,6 +154,16 @@ def _text(value: Any) -> str:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
     raise ValueError("not a text")
+
+
+_CONVERTERS: dict[type[Any], tuple[type[Any], Callable[[Any], Any]]] = {
+    BigInteger: (int, _int),
+    Double: (float, _float),
+    Boolean: (bool, _bool),
+    JsonObject: (dict, _json),
+    JsonList: (list, _json_list),
+}
+"""Column type to the plain type and the conversion of its values; any other column holds text."""
 
 
 def _finite(value: Any) -> Any:

@@ -1,9 +1,8 @@
-"""The tables of ``experiment.toml`` as pydantic models; what they mean is in ``orchestrator.config.experiment``."""
+"""The tables of ``experiment.toml`` as pydantic models; ``orchestrator.config.experiment`` says what they mean."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model
@@ -12,7 +11,7 @@ from orchestrator.config.keys import KEYS, REQUIRED, Axes, Match, Table, Text, V
 from orchestrator.errors import Mistake
 from orchestrator.plugins import nearest
 from orchestrator.toml_file import KeyPath, invalid
-from workloads.contract import RunResult
+from workloads.contract import result_fields
 
 
 def _figure(name: str) -> Any:
@@ -25,9 +24,11 @@ def _figure(name: str) -> Any:
 
 
 FIGURES: tuple[str, ...] = tuple(
-    f.name for f in fields(RunResult) if f.type in {"float | None", "int | None"} and f.name != "resumed_from_epoch"
+    name
+    for name, type_ in result_fields().items()
+    if type_ in {"float | None", "int | None"} and name != "resumed_from_epoch"
 )
-"""What ``[[published]]`` may state: the numeric fields of ``RunResult``."""
+"""What ``[[published]]`` may state: the numbers of a result."""
 
 if TYPE_CHECKING:
     _Figures = Table
@@ -95,28 +96,28 @@ _OTHER_NAMES = {
     "seeds": "seed",
     "time": "time_limit",
 }
-"""Where people coming from elsewhere find what they call so."""
+"""Names that other tools use -> where the setting is here."""
 
 
 def unknown_key_hint(place: KeyPath) -> str:
-    """What to do about an unknown key."""
+    """Suggest what the writer of an unknown key meant."""
     *above, last = place
     key = str(last)
     table = next((step for step in reversed(above) if isinstance(step, str)), None)
     if key == "strategy_options":
-        return 'options stand with the strategy: strategy = { name = "ddp", OPTION = VALUE }'
+        return 'write options with the strategy: strategy = { name = "ddp", OPTION = VALUE }'
     if table is None:
-        return "training keys stand in [defaults] or [matrix]" if key in KEYS else nearest(key, _FILE_KEYS)
+        return "write training keys in [defaults] or [matrix]" if key in KEYS else nearest(key, _FILE_KEYS)
     if key in _FILE_KEYS:
-        return f"{key} stands at the top of the file, above the first [table]"
+        return f"write {key} at the top of the file, above the first [table]"
     if key in _OTHER_NAMES:
-        return f"that is said with {_OTHER_NAMES[key]}"
+        return f"use {_OTHER_NAMES[key]}"
     known = _TABLE_KEYS.get(table, KEYS)
     return nearest(key, known) or f"there are: {', '.join(known)}"
 
 
 def dict_items(tables: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The tables of what should be an array of tables; what is not a table is reported elsewhere."""
+    """The tables of an array of tables; validation reports entries that are not tables."""
     if isinstance(tables, list):
         for i, table in enumerate(tables):
             if isinstance(table, dict):
@@ -143,11 +144,11 @@ def _zips(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, dict[str
 
 
 def structure_mistakes(document: Mapping[str, Any], where: str) -> list[Mistake]:
-    """What is wrong between the keys of a document rather than in one of them.
+    """Errors between the keys of a document rather than in one value.
 
     Args:
         document: the parsed file, not yet validated.
-        where: what messages call the file.
+        where: name of the file in messages.
     """
     found = [*_product_mistakes(document), *_zip_mistakes(document), *_table_mistakes(document)]
     return [Mistake(f"{where}: {place}" if place else where, what, hint) for place, what, hint in dict.fromkeys(found)]
@@ -165,7 +166,7 @@ def _product_mistakes(document: Mapping[str, Any]) -> Iterator[tuple[str, str, s
         for axis_place, table in axes:
             for key in KEYS:
                 if key in table and key in places:
-                    yield f"{axis_place}.{key}", f"{key} is an axis of {places[key]} too", "keep one of the two"
+                    yield f"{axis_place}.{key}", f"{key} is an axis of {places[key]} too", "remove one of the two"
                 elif key in table:
                     places[key] = axis_place
         if not any(table for _, table in axes):
@@ -177,7 +178,7 @@ def _product_mistakes(document: Mapping[str, Any]) -> Iterator[tuple[str, str, s
     if not products and not document.get("include") and not document.get("matrix"):
         yield (
             "",
-            "nothing to run: there is no [matrix], no [[zip]] and no [[include]]",
+            "nothing to run: no [matrix], no [[zip]] and no [[include]]",
             "add [matrix] with an axis such as seed = [0, 1]",
         )
 
@@ -192,10 +193,10 @@ def _zip_mistakes(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]
     for place, table in axis_tables(document):
         lengths = {key: len(as_list(table[key])) for key in KEYS if key in table}
         if "zip[" in place and not lengths:
-            yield place, "no list stands here", 'write lists of equal length, such as hardware = ["cpu:1"]'
+            yield place, "no list here", 'write lists of equal length, such as hardware = ["cpu:1"]'
         elif "zip[" in place and len(set(lengths.values())) > 1:
-            told = ", ".join(f"{key} has {length}" for key, length in lengths.items())
-            yield place, f"lists of unequal length: {told}", "a value that stays the same goes to [defaults]"
+            lengths_text = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+            yield place, f"lists of unequal length: {lengths_text}", "put a value that stays the same into [defaults]"
 
 
 def _table_mistakes(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -206,4 +207,4 @@ def _table_mistakes(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str
                     yield f"{name}[{i}].{part}", "an empty table", "name at least one key"
     for i, table in dict_items(document.get("published")):
         if not set(table) & set(FIGURES):
-            yield f"published[{i}]", "no figure stands here", "add one or more, such as test_accuracy = 0.991"
+            yield f"published[{i}]", "no figure here", "add one or more, such as test_accuracy = 0.991"

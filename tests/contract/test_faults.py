@@ -289,13 +289,13 @@ def test_a_run_measures_itself(launcher: Any, data_root: Path, tmp_path: Path) -
     result = attempt.read_result()
     assert (result.epochs_done, result.steps_done, result.num_train_samples) == (2, 26, 39)
     assert result.lr_applied == 0.05 and result.world_size == 1 and result.num_parameters == 904_899
-    assert result.starvation_ratio is not None and 0.2 < result.starvation_ratio < 5
+    assert result.metrics["starvation_ratio"] is not None and 0.2 < result.metrics["starvation_ratio"] < 5
     parts = result.startup_s + result.train_time_s + result.evaluate_s
     assert parts <= result.total_time_s < parts + 5
     steps = [t for e in launcher.events(attempt, "steps") for t in e["step_time_s"]]
     assert len(steps) == 26
     assert sum(steps) == pytest.approx(result.train_time_s, rel=0.1)
-    assert result.samples_per_s == pytest.approx(78 / result.train_time_s, rel=0.5)
+    assert result.metrics["samples_per_s"] == pytest.approx(78 / result.train_time_s, rel=0.5)
     assert 10e6 < result.allocated_memory_bytes <= result.peak_memory_bytes
     assert [m["rank"] for m in result.memory_by_rank] == [0]
     assert result.provenance["packages"]["torch"] and result.provenance["python"] == platform.python_version()

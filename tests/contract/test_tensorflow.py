@@ -140,7 +140,7 @@ def test_it_learns_what_eager_learns(launcher: Any, trained: dict[Any, Any], way
     for name in ("num_parameters", "num_train_samples", "lr_applied", "world_size", "steps_done", "epochs_done"):
         assert getattr(found, name) == getattr(expected, name), name
     assert found.provenance["initial_weights"] == "torch"
-    assert found.step_time_s > 0 and found.warmup_s > 0 and found.peak_memory_bytes > 0
+    assert found.metrics["step_time_s"] > 0 and found.metrics["warmup_s"] > 0 and found.peak_memory_bytes > 0
 
 
 @needs_tensorflow

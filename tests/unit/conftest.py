@@ -79,7 +79,7 @@ class Campaign:
     def finish(self, attempt: AttemptDir, **result: Any) -> None:
         """The result of a job that ended."""
         said: dict[str, Any] = {"state": State.SUCCEEDED.value, "test_accuracy": 0.9, "epoch_time_s": 1.5}
-        said |= {"total_time_s": 10.0, "samples_per_s": 1000.0, "peak_memory_bytes": 2**30}
+        said |= {"total_time_s": 10.0, "metrics": {"samples_per_s": 1000.0}, "peak_memory_bytes": 2**30}
         run_id = attempt.path.parent.parent.name
         attempt.write_result(RunResult(run_id=run_id, attempt=attempt.number, **{**said, **result}))
 

@@ -27,6 +27,7 @@ FLOORS = (
     {"planning"},
     {"tracking"},
     {"backends"},
+    {"rules"},
     {"cluster", "environment", "config"},
 )
 """Folders of ``orchestrator``, from the top down; single files lie below them all."""

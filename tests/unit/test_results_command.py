@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from db.connect import REVISIONS, open_store
+from db.connect import open_store
+from db.schema import revisions
 from orchestrator.cli import completion, run
 
 
@@ -170,7 +171,7 @@ def test_bad_input_is_one_message(
 @pytest.mark.parametrize("verb", ["results", "query 'SELECT 1'", "db info", "status", "data list", "data check"])
 def test_two_formats_at_once_are_refused(verb: str, other: str, study: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """In either order, by every verb that has both options; the same one twice is none too many."""
-    message = f"--json --format {other}: two formats are asked for\n  fix: leave one of them out\n"
+    message = f"--json --format {other}: --json and --format name two formats\n  fix: remove one of them\n"
     for options in (["--json", "--format", other], ["-f", other, "--json"]):
         assert _out(capsys, *shlex.split(verb), *options, code=2) == ("", message)
     if verb == "results":
@@ -322,7 +323,7 @@ def test_db_info_lists_tables_and_columns(study: Any, capsys: pytest.CaptureFixt
     capsys.readouterr()
     out, err = _out(capsys, "db", "info", "--json")
     assert {row["table"]: row["rows"] for row in json.loads(out)}["results"] == 6
-    assert err.endswith(f"results.db: schema {REVISIONS[-1]}\n")
+    assert err.endswith(f"results.db: schema {revisions()[-1]}\n")
     out, _ = _out(capsys, "db", "info", "--columns", "-f", "csv")
     assert {"runs,lr,float", "results,lr_applied,float", "summary,state,str", "curves,epoch,int"} <= set(
         out.splitlines()
@@ -334,7 +335,7 @@ def test_db_rebuild_and_upgrade(study: Any, capsys: pytest.CaptureFixture[str], 
     expected = "rebuilt: 7 runs, 7 attempts, 6 results, 12 epochs\n"
     for _ in range(2):
         assert _out(capsys, "db", "rebuild") == (expected, "")
-    assert _out(capsys, "db", "upgrade") == (f"{tmp_path}/results.db: schema {REVISIONS[-1]}\n", "")
+    assert _out(capsys, "db", "upgrade") == (f"{tmp_path}/results.db: schema {revisions()[-1]}\n", "")
     database = tmp_path / "results.db"
     with database.open("r+b") as stream:
         stream.seek(4096)

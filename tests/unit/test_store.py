@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, insert, inspect, select
+from sqlalchemy import Engine, event, insert, inspect, select
 
-from db import connect, models
-from db.connect import REVISIONS, Store, open_store, revision
-from db.errors import ForeignStoreError, StoreError
-from workloads.contract import RunResult, TrainConfig
+from db import connect, models, queries, schema
+from db.connect import Store, open_store
+from db.errors import ForeignStoreError, StoreDamagedError, StoreError
+from db.ingest import collect
+from db.schema import revision, revisions
+from workloads.contract import State, TrainConfig, result_fields
 from workloads.errors import InputError
 
 
@@ -36,52 +39,130 @@ def test_columns_are_the_contract_s_fields() -> None:
     assert set(models.runs.columns.keys()) - {"run_id", "label", "experiment"} == {
         f.name for f in dataclasses.fields(TrainConfig)
     }
-    assert set(models.results.columns.keys()) - {"code_digest", "packages_digest"} == {
-        f.name for f in dataclasses.fields(RunResult)
-    } - {"per_class", "memory_by_rank"}
+    assert [c.name for c in models.results.columns if c.name not in {"code_digest", "packages_digest"}] == [
+        "run_id",
+        "attempt",
+        *(name for name in result_fields() if name not in {"run_id", "attempt", "per_class", "memory_by_rank"}),
+    ]
 
 
-def test_migrations_make_the_schema_that_the_models_describe(database: str, tmp_path: Path) -> None:
-    """Tables with their columns, types, keys and constraints, and the views.
+def _sqlite_schema(path: str) -> dict[str, object]:
+    """Tables with their columns, types, keys and constraints, and the text of views."""
+    connection = sqlite3.connect(path)
+    found: dict[str, object] = {}
+    for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"):
+        columns = connection.execute(f"SELECT name, type, [notnull], pk FROM pragma_table_info('{name}')")
+        keys = connection.execute(f"SELECT * FROM pragma_foreign_key_list('{name}')").fetchall()
+        unique = connection.execute(f"SELECT [unique], origin FROM pragma_index_list('{name}')").fetchall()
+        statement = " ".join(sql.split()) if kind != "table" else "WITHOUT ROWID" in sql
+        found[name] = (kind, sorted(columns.fetchall()), keys, unique, statement)
+    connection.close()
+    return found
 
-    A column that was added later stands last, and has the value that rows of before took as its default.
-    """
-    open_store(database).close()
-    described = create_engine(f"sqlite:///{tmp_path / 'described.db'}")
-    models.metadata.create_all(described)
-    described.dispose()
 
-    def schema(path: str) -> dict[str, object]:
-        connection = sqlite3.connect(path)
-        found: dict[str, object] = {}
-        for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"):
-            columns = connection.execute(f"SELECT name, type, [notnull], pk FROM pragma_table_info('{name}')")
-            keys = connection.execute(f"SELECT * FROM pragma_foreign_key_list('{name}')").fetchall()
-            unique = connection.execute(f"SELECT [unique], origin FROM pragma_index_list('{name}')").fetchall()
-            statement = " ".join(sql.split()) if kind != "table" else "WITHOUT ROWID" in sql
-            found[name] = (kind, sorted(columns.fetchall()), keys, unique, statement)
+UNRELEASED_STORES = sorted((Path(__file__).parents[1] / "golden" / "stores").glob("*.sql"))
+"""Databases of the development versions, as SQLite dumps them: a success, a failure, and an intent."""
+
+
+def _restore(dump: Path, database: str) -> None:
+    """Create a database from a dump; on PostgreSQL without its rows, whose booleans are numbers in SQLite."""
+    sql = dump.read_text()
+    if "postgresql" not in database:
+        connection = sqlite3.connect(database)
+        connection.executescript(sql)
         connection.close()
-        found.pop(connect.VERSION_TABLE, None)
-        return found
+        return
+    import psycopg
 
-    assert schema(database) == schema(str(tmp_path / "described.db"))
+    sql = re.sub(r"INSERT INTO \"(?!orchestrate_revision).*\n", "", sql.replace("DOUBLE", "DOUBLE PRECISION"))
+    sql = re.sub(r",\s*FOREIGN KEY\([^)]*\) REFERENCES \w+ \([^)]*\)", "", sql.replace("WITHOUT ROWID", ""))
+    with psycopg.connect(database) as server:
+        server.execute(sql)  # type: ignore[arg-type]
 
 
-def test_the_code_knows_every_revision_that_is_shipped() -> None:
-    """Opening asks no Alembic which revision is the newest, so the list is kept by hand."""
+@pytest.mark.parametrize("dump", UNRELEASED_STORES, ids=lambda dump: dump.stem)
+def test_a_store_of_a_development_version_is_upgraded_and_keeps_its_rows(
+    dump: Path, database: str, tmp_path: Path
+) -> None:
+    """Then it has the schema of a new one; a reader may not upgrade and says what does."""
+    _restore(dump, database)
+    if dump.stem != revisions()[-1]:
+        with pytest.raises(StoreError, match=rf"older schema {dump.stem}\n  fix: orchestrate collect"):
+            open_store(database, read_only=True)
+    with open_store(database) as store:
+        assert revision(store) == revisions()[-1]
+    if "postgresql" in database:
+        with open_store(database, read_only=True) as store:
+            assert queries.summaries(store) == []
+        return
+    new, old = str(tmp_path / "new.db"), str(tmp_path / "old.db")
+    open_store(new).close()
+    assert {**_sqlite_schema(database), "orchestrate_revision": 0} == {**_sqlite_schema(new), "orchestrate_revision": 0}
+    _restore(dump, old)
+    added = {"compile": "off", "cudnn_benchmark": False, "pretrained": False, "test_fraction": 1.0}
+    with open_store(database) as store, store.read() as connection, sqlite3.connect(old) as before:
+        before.row_factory = sqlite3.Row
+        for table in (*models.CONTENT, models.ingested):
+            rows = [dict(row) for row in before.execute(f"SELECT * FROM {table.name}")]
+            upgraded = [dict(row) for row in connection.execute(select(table)).mappings()]
+            assert rows and len(rows) == len(upgraded)
+            for row, now in zip(rows, upgraded, strict=True):
+                assert now == {c.name: row.get(c.name, added.get(c.name)) for c in table.c}
+        states = [record.state for record in queries.run_records(store).values()]
+        assert sorted(states) == [State.FAILED, State.SUBMITTING, State.SUCCEEDED]
+    before.close()
+
+
+def test_a_column_of_results_that_is_new_is_added(campaign: Any, database: str) -> None:
+    """A metric of a later version: null where it was not measured. A reader may not add it and says what does."""
+    campaign.done(seed=0)
+    with open_store(database) as store:
+        collect(store, campaign.runs)
+        before = queries.summaries(store)
+        with store.write() as connection:
+            connection.exec_driver_sql("DROP VIEW summary")
+            connection.exec_driver_sql("ALTER TABLE results DROP COLUMN energy_j")
+            names = ", ".join(f"s.{c.name}" for c in models.results.c if c.name != "energy_j")
+            connection.exec_driver_sql(f"CREATE VIEW summary AS SELECT {names} FROM results s")
+    with pytest.raises(StoreError, match=r"has no column energy_j in results\n  fix: orchestrate collect"):
+        open_store(database, read_only=True)
+    with open_store(database) as store:
+        assert queries.summaries(store) == before
+        campaign.done(seed=1, result={"energy_j": 5.5})
+        assert collect(store, campaign.runs).problems == []
+        assert [row["energy_j"] for row in queries.summaries(store)] == [None, 5.5]
+
+
+@pytest.mark.parametrize(("table", "column"), [("runs", "lr"), ("results", "diverged"), ("ingested", "size")])
+def test_a_forgotten_migration_names_the_column(table: str, column: str, database: str) -> None:
+    """As if a key had been added to the contract and no migration to the schema; the database stays as it is."""
+    with open_store(database) as store, store.write() as connection:
+        for view in models.VIEWS:
+            connection.exec_driver_sql(f"DROP VIEW {view}")
+        connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
+        for view in models.VIEWS:
+            connection.exec_driver_sql(f"CREATE VIEW {view} AS SELECT 1 AS run_id")
+    for _ in range(2):
+        with pytest.raises(StoreDamagedError) as error:
+            open_store(database)
+        assert error.value.what == f"{table} has no column {column}, which the model declares"
+        assert error.value.hint.startswith("add a migration in db/migrations/versions, or ")
+
+
+def test_files_of_migrations_are_named_after_their_revisions() -> None:
+    """Opening a store takes the newest revision from the names and does not import Alembic."""
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
     config = Config()
-    config.set_main_option("script_location", connect.MIGRATIONS)
+    config.set_main_option("script_location", str(schema.MIGRATIONS))
     config.set_main_option("path_separator", "os")
     script = ScriptDirectory.from_config(config)
-    assert tuple(r.revision for r in reversed(list(script.walk_revisions()))) == REVISIONS
+    assert tuple(r.revision for r in reversed(list(script.walk_revisions()))) == tuple(revisions())
 
 
-def test_a_store_is_made_once_and_opened_without_alembic(database: str) -> None:
+def test_a_store_is_created_and_opened_without_alembic(database: str) -> None:
     """Alembic costs a tenth of a second, so it is imported only when there is something to migrate."""
-    open_store(database).close()
     code = "import sys; from db.connect import open_store; open_store(sys.argv[1]); print('alembic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, database], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
@@ -130,7 +211,7 @@ def test_a_store_that_another_command_makes_while_we_look_is_ours(database: str)
     event.listen(Engine, "begin", create_at_the_second)
     try:
         with open_store(database) as store:
-            assert revision(store) == REVISIONS[-1]
+            assert revision(store) == revisions()[-1]
     finally:
         event.remove(Engine, "begin", create_at_the_second)
     assert len(begun) > 2
@@ -171,11 +252,11 @@ def test_a_file_that_is_no_database_is_left_alone(content: bytes, database: str)
 
 def test_a_newer_version_s_store_is_refused(database: str) -> None:
     with open_store(database) as store, store.write() as connection:
-        connection.exec_driver_sql(f"UPDATE {connect.VERSION_TABLE} SET version_num = '0099'")
+        connection.exec_driver_sql(f"UPDATE {models.schema_revision.name} SET version_num = '0099'")
     before = _digest(database)
     with pytest.raises(
         ForeignStoreError,
-        match=rf"newer version of orchestrate \(schema 0099, this one knows up to {REVISIONS[-1]}\)",
+        match=rf"newer version of orchestrate \(schema 0099, this one knows up to {revisions()[-1]}\)",
     ):
         open_store(database)
     assert _digest(database) == before
@@ -188,14 +269,14 @@ def test_an_older_store_is_migrated_and_keeps_its_rows(
     with open_store(database) as store, store.write() as connection:
         connection.execute(insert(models.ingested).values(path="x", size=1, mtime_ns=2, read_bytes=3))
     scripts = tmp_path / "migrations"
-    shutil.copytree(Path(connect.__file__).parent / "migrations", scripts)
+    shutil.copytree(schema.MIGRATIONS, scripts)
     (scripts / "versions" / "0098_more.py").write_text(
-        f"import sqlalchemy as sa\nfrom alembic import op\nrevision = '0098'\ndown_revision = '{REVISIONS[-1]}'\n"
+        f"import sqlalchemy as sa\nfrom alembic import op\nrevision = '0098'\ndown_revision = '{revisions()[-1]}'\n"
         "def upgrade():\n    op.add_column('ingested', sa.Column('note', sa.Text()))\n"
     )
-    monkeypatch.setattr(connect, "MIGRATIONS", str(scripts))
-    monkeypatch.setattr(connect, "REVISIONS", (*REVISIONS, "0098"))
-    with pytest.raises(StoreError, match=rf"older schema {REVISIONS[-1]}\n  fix: orchestrate collect"):
+    newest = revisions()[-1]
+    monkeypatch.setattr(schema, "MIGRATIONS", scripts)
+    with pytest.raises(StoreError, match=rf"older schema {newest}\n  fix: orchestrate collect"):
         open_store(database, read_only=True)
     with open_store(database) as store:
         assert revision(store) == "0098"
@@ -208,14 +289,13 @@ def test_a_migration_that_fails_changes_nothing(database: str, tmp_path: Path, m
     """Schema changes are part of the transaction."""
     open_store(database).close()
     scripts = tmp_path / "migrations"
-    shutil.copytree(Path(connect.__file__).parent / "migrations", scripts)
+    shutil.copytree(schema.MIGRATIONS, scripts)
     (scripts / "versions" / "0098_broken.py").write_text(
-        f"from alembic import op\nrevision = '0098'\ndown_revision = '{REVISIONS[-1]}'\n"
+        f"from alembic import op\nrevision = '0098'\ndown_revision = '{revisions()[-1]}'\n"
         "def upgrade():\n    op.execute('CREATE TABLE half (a)')\n    raise RuntimeError('power cut')\n"
     )
     with monkeypatch.context() as later:
-        later.setattr(connect, "MIGRATIONS", str(scripts))
-        later.setattr(connect, "REVISIONS", (*REVISIONS, "0098"))
+        later.setattr(schema, "MIGRATIONS", scripts)
         with pytest.raises(RuntimeError, match="power cut"):
             open_store(database)
     with open_store(database) as store, store.read() as connection:
@@ -338,10 +418,10 @@ def test_postgresql_refuses_what_sqlite_refuses(postgresql_server: str) -> None:
     with pytest.raises(StoreError, match="the database is empty"):
         open_store(url, read_only=True)
     with open_store(url) as store, store.write() as connection:
-        connection.exec_driver_sql(f"UPDATE {connect.VERSION_TABLE} SET version_num = '0099'")
+        connection.exec_driver_sql(f"UPDATE {models.schema_revision.name} SET version_num = '0099'")
     with pytest.raises(ForeignStoreError, match="newer version"):
         open_store(url)
     with psycopg.connect(host=postgresql_server, user="me", dbname="refusals", autocommit=True) as connection:
-        connection.execute(f"DROP TABLE {connect.VERSION_TABLE}")
+        connection.execute(f"DROP TABLE {models.schema_revision.name}")
     with pytest.raises(ForeignStoreError, match="another program's database"):
         open_store(url)

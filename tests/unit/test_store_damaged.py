@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from db.connect import VERSION_TABLE, open_store
+from db.connect import open_store
 from db.errors import StoreDamagedError
 from db.ingest import collect
+from db.models import schema_revision
+from db.schema import revision, revisions
 from orchestrator.cli import run
 
 DAMAGES = [
     ("DROP TABLE epochs CASCADE", "it lacks (curves, )?epochs"),
     ("DROP TABLE ranks", "it lacks ranks"),
     ("DROP VIEW summary", "it lacks summary"),
-    (f"DELETE FROM {VERSION_TABLE}", f"{VERSION_TABLE} has 0 rows and wants one"),
-    (f"INSERT INTO {VERSION_TABLE} VALUES ('0001')", f"{VERSION_TABLE} has 2 rows and wants one"),
-    (f"UPDATE {VERSION_TABLE} SET version_num = '0002'", 'duplicate column name: compile|column "compile" of'),
-    (f"UPDATE {VERSION_TABLE} SET version_num = '0001'", 'duplicate column name: recovery|column "recovery" of'),
-    (f"ALTER TABLE {VERSION_TABLE} RENAME version_num TO x", 'no such column: version_num|column "version_num"'),
+    (f"DELETE FROM {schema_revision.name}", f"{schema_revision.name} has 0 rows and must have one"),
+    (f"INSERT INTO {schema_revision.name} VALUES ('0001')", f"{schema_revision.name} has 2 rows and must have one"),
+    (f"ALTER TABLE {schema_revision.name} RENAME version_num TO x", 'no such column: version_num|column "version_num"'),
 ]
 
 
@@ -32,22 +32,32 @@ def _damage(database: str, sql: str) -> None:
 
 @pytest.mark.parametrize(("sql", "why"), DAMAGES, ids=[sql for sql, _ in DAMAGES])
 def test_other_tables_than_the_revision_has_are_damage(sql: str, why: str, campaign: Any, database: str) -> None:
-    """Also where the number is older than the tables: the migrations do not fit them."""
     _damage(database, sql)
     with pytest.raises(StoreDamagedError) as error:
         open_store(database)
     assert error.value.what == "the database is damaged"
     assert re.match(why, error.value.why), error.value.why
-    ways = ("make another database and name it with --db", "orchestrate db rebuild makes it anew")
+    ways = ("create another database and name it with --db", "run orchestrate db rebuild, which creates it again")
     assert error.value.hint.startswith(ways["postgresql" not in database])
 
 
-def test_a_column_that_is_missing_is_damage_too(campaign: Any, database: str) -> None:
-    """It is found when a statement of ours asks for it."""
-    _damage(database, "ALTER TABLE ingested DROP COLUMN size")
+@pytest.mark.parametrize("number", ["0001", "0002"])
+def test_a_revision_older_than_the_tables_is_corrected(number: str, campaign: Any, database: str) -> None:
+    """Only columns that are missing are added."""
+    _damage(database, f"UPDATE {schema_revision.name} SET version_num = '{number}'")
     campaign.done()
-    with open_store(database) as store, pytest.raises(StoreDamagedError, match=r"column:? (ingested\.)?size|\.size"):
-        collect(store, campaign.runs)
+    with open_store(database) as store:
+        assert revision(store) == revisions()[-1]
+        assert collect(store, campaign.runs).results == 1
+
+
+def test_a_column_that_goes_missing_while_the_store_is_open_is_damage(campaign: Any, database: str) -> None:
+    """A statement of ours finds it."""
+    campaign.done()
+    with open_store(database) as store:
+        _damage(database, "ALTER TABLE ingested DROP COLUMN size")
+        with pytest.raises(StoreDamagedError, match=r"column:? (ingested\.)?size|\.size"):
+            collect(store, campaign.runs)
 
 
 @pytest.mark.parametrize("sql", [sql for sql, _ in DAMAGES])

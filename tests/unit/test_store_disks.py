@@ -210,7 +210,7 @@ def test_a_damaged_database_is_said_with_the_way_out(database: str) -> None:
     with open(database, "r+b") as stream:
         stream.seek(4096)
         stream.write(b"\xff" * (Path(database).stat().st_size - 4096))
-    with pytest.raises(StoreDamagedError, match=r"damaged\n  why: .*malformed\n  fix: orchestrate db rebuild"):  # noqa: SIM117
+    with pytest.raises(StoreDamagedError, match=r"damaged\n  why: .*malformed\n  fix: run orchestrate db rebuild"):  # noqa: SIM117
         with open_store(database) as store, store.read() as connection:
             connection.execute(select(models.ingested)).all()
 

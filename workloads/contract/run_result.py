@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, Self
 
 from workloads.contract.run_spec import SPEC_VERSION
 from workloads.contract.state import State
+from workloads.metrics import Value, metrics
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,17 +51,9 @@ class RunResult:
     """From the start of the first rank's Python to the last evaluation, this attempt and the resumed ones before it."""
     startup_s: float | None = None
     """From process start to the first step, ``compile_s`` left out: imports, rendezvous, data, model."""
-    warmup_s: float | None = None
-    """The first steps, apart from the steady ones."""
     compile_s: float | None = None
     """Compiling and recording before the first step; None with ``compile = "off"``."""
     evaluate_s: float | None = None
-    step_time_s: float | None = None
-    """Median of the steady steps."""
-    samples_per_s: float | None = None
-    """Steady, all ranks."""
-    starvation_ratio: float | None = None
-    """Step time with the real input over step time with one resident batch; above 1.02 is input-bound."""
     epochs_done: int | None = None
     steps_done: int | None = None
     resumed_from_epoch: int | None = None
@@ -102,16 +97,19 @@ class RunResult:
     """UTC, ISO 8601."""
     ended_at: str | None = None
 
+    metrics: dict[str, Value | None] = field(default_factory=dict)
+    """What the files of ``workloads.metrics`` measure, by name; in JSON and tables each stands among the fields."""
+
     def to_json(self) -> dict[str, Any]:
-        """Strict JSON: a NaN or infinity becomes null, is named in ``nonfinite`` and marks the run as diverged."""
+        """Return strict JSON: a NaN or infinity is null, named in ``nonfinite``; in a loss it sets ``diverged``."""
         data: dict[str, Any] = {"spec_version": SPEC_VERSION}
         nonfinite = dict(self.nonfinite)
-        for f in fields(self):
-            value = getattr(self, f.name)
+        for name in result_fields():
+            value = self.metrics.get(name) if name in metrics() else getattr(self, name)
             if isinstance(value, float) and not math.isfinite(value):
-                nonfinite[f.name] = "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+                nonfinite[name] = "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
                 value = None
-            data[f.name] = value
+            data[name] = value
         data["nonfinite"] = nonfinite
         data["diverged"] = self.diverged or bool({"train_loss", "test_loss"} & set(nonfinite))
         return data
@@ -121,10 +119,33 @@ class RunResult:
         """Raises ValueError when the data is not a result this version can read."""
         if data.get("spec_version") != SPEC_VERSION:
             raise ValueError(f"spec_version {data.get('spec_version')!r} is not {SPEC_VERSION}")
-        known = {f.name for f in fields(cls)}
+        known = {name: data[name] for name in result_fields() if name in data}
+        measured = {name: known.pop(name) for name in metrics() if name in known}
         try:
-            result = cls(**{k: v for k, v in data.items() if k in known})
+            result = cls(**known, metrics={name: value for name, value in measured.items() if value is not None})
             State(result.state)
         except (TypeError, ValueError) as error:
             raise ValueError(f"not a run result: {error}") from error
         return result
+
+
+@cache
+def result_fields() -> dict[str, str]:
+    """Return the keys of ``result.json`` in order, with the type of each as ``RunResult`` writes it.
+
+    Raises:
+        ValueError: a metric stands after a key that does not exist.
+    """
+    own = {f.name: str(f.type) for f in fields(RunResult) if f.name != "metrics"}
+    types = own | {metric.name: f"{metric.type.__name__} | None" for metric in metrics().values()}
+
+    def with_followers(name: str) -> Iterator[str]:
+        yield name
+        for metric in metrics().values():
+            if metric.after == name:
+                yield from with_followers(metric.name)
+
+    ordered = {name: types[name] for first in own for name in with_followers(first)}
+    if lost := sorted(types.keys() - ordered.keys()):
+        raise ValueError(f"workloads/metrics/{lost[0]}.py: no key {metrics()[lost[0]].after!r} that it could follow")
+    return ordered

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from workloads.contract.flat import flat
-from workloads.contract.train_config import TrainConfig
+from workloads.contract.train_config import TrainConfig, key
 
 SPEC_VERSION = 1
 """Version of ``spec.json`` and ``result.json``."""
@@ -16,19 +17,19 @@ SPEC_VERSION = 1
 class Execution:
     """How a run is carried out. Not identity: none of it may change what is learned."""
 
-    time_limit_s: int = 3600
-    mem_bytes: int | None = None
+    time_limit_s: int = key(3600, name="time_limit", unit="time")
+    mem_bytes: int | None = key(None, name="mem", unit="memory")
     """Host memory a node; None takes the cluster file's."""
-    checkpoint_every: int = 1
+    checkpoint_every: int = key(1, ge=0)
     """Epochs between checkpoints; 0 writes none."""
-    hang_timeout_s: int = 600
+    hang_timeout_s: int = key(600, ge=0, le=3650 * 86400)
     """A rank without progress for this long ends the run; 0 switches the watch off."""
-    retries: int = 0
+    retries: int = key(0, ge=0)
     """How often it is sent again by itself when its program fails or hangs."""
 
 
-EXECUTION_KEYS: frozenset[str] = frozenset({"time_limit", "mem", "checkpoint_every", "hang_timeout_s", "retries"})
-"""The keys of ``experiment.toml`` that become :class:`Execution` (``time_limit`` and ``mem`` are texts there)."""
+EXECUTION_KEYS: Mapping[str, str] = {f.metadata.get("name", f.name): f.name for f in fields(Execution)}
+"""Keys of ``experiment.toml`` -> the fields of :class:`Execution` (``time_limit`` and ``mem`` are texts there)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,16 @@ RUN_ID_DIGITS = 16
 """Hex digits of a run id: 64 bits, so a collision among a million runs has a chance of 3e-8."""
 
 
+def key(default: Any, **allowed: Any) -> Any:
+    """A field, with the values that its key in ``experiment.toml`` may hold.
+
+    Args:
+        default: of the field and the key.
+        allowed: ``choices``, or a range by ``gt``, ``ge``, ``lt`` and ``le``.
+    """
+    return field(default=default, metadata=allowed)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """The science of one run: everything that may change what is learned or how fast. All of it is identity.
@@ -38,62 +48,61 @@ class TrainConfig:
     strategy_options: dict[str, bool | int | float | str | tuple[int, ...]] = field(default_factory=dict)
     """Only the options that differ from the strategy's own defaults."""
     hardware: Hardware
-    cpus: int
+    cpus: int = field(metadata={"ge": 1})
     """CPU cores for the whole run (all nodes, all ranks)."""
-    seed: int = 0
-    repeat: int = 0
+    seed: int = key(0, ge=0)
+    repeat: int = key(0, ge=0)
     """Index of a repetition that differs in nothing else."""
 
-    epochs: int = 10
-    steps: int | None = None
+    epochs: int = key(10, ge=1)
+    steps: int | None = key(None, ge=1)
     """Train for this many optimiser steps instead of ``epochs``."""
-    batch_size: int = 128
+    batch_size: int = key(128, ge=1)
     """Global: samples per optimiser step over all ranks."""
-    optimizer: str = "sgd"
-    """``sgd``, ``adam`` or ``adamw``."""
-    lr: float = 0.05
-    momentum: float = 0.9
+    optimizer: str = key("sgd", choices=("sgd", "adam", "adamw"))
+    lr: float = key(0.05, gt=0)
+    momentum: float = key(0.9, ge=0, le=1)
     """SGD only."""
     nesterov: bool = False
-    weight_decay: float = 0.0
-    schedule: str = "constant"
-    """``constant``, ``cosine`` or ``linear`` (both to zero over the whole run)."""
-    warmup_steps: int = 0
+    weight_decay: float = key(0.0, ge=0)
+    schedule: str = key("constant", choices=("constant", "cosine", "linear"))
+    """``cosine`` and ``linear`` go to zero over the whole run."""
+    warmup_steps: int = key(0, ge=0)
     """Linear warm-up from 0 over this many steps, before ``schedule``."""
-    label_smoothing: float = 0.0
+    label_smoothing: float = key(0.0, ge=0, lt=1)
 
-    precision: str = "fp32"
+    precision: str = key("fp32", choices=("fp64", "fp32", "tf32", "bf16"))
     """``fp64``, ``fp32`` (TF32 off everywhere), ``tf32`` or ``bf16`` (autocast)."""
     channels_last: bool = False
-    compile: str = "off"
+    compile: str = key("off", choices=("off", "default", "graphs", "default_graphs"))
     """``off``; ``default``: the model through ``torch.compile``; ``graphs``: the training step recorded once as a CUDA
     graph and replayed; ``default_graphs``: both. An odd last batch and evaluation run as with ``off``."""
     cudnn_benchmark: bool = False
     """cuDNN tries its algorithms out on each new shape and keeps the fastest, so that rounding may differ between two
     equal runs; otherwise its heuristics choose. GPUs only."""
-    batch_norm: str = "batch"
+    batch_norm: str = key("batch", choices=("batch", "frozen"))
     """``batch``, or ``frozen``: running statistics are used and never updated; weight and bias still learn."""
-    dropout: float | None = None
+    dropout: float | None = key(None, ge=0, lt=1)
     """Rate for every dropout and drop-path layer; None keeps the model's own."""
     pretrained: bool = False
     """Start from weights that ``orchestrate data prepare`` fetched, with a new classifier for this data set."""
-    stem: str = "imagenet"
+    stem: str = key("imagenet", choices=("imagenet", "cifar"))
     """ResNet only: ``imagenet`` (7x7 stride 2 and max-pool) or ``cifar`` (3x3 stride 1, no pool)."""
-    image_size: int | None = None
+    image_size: int | None = key(None, ge=1)
     """Pixels a side that the model sees; None is the data set's own (or the model's, where it has one size only)."""
 
-    loader: str = "resident"
+    loader: str = key("resident", choices=("resident", "dataloader"))
     """``resident``: uint8 tensors on the device; ``dataloader``: torch DataLoader with PIL transforms."""
-    workers: int = 0
+    workers: int = key(0, ge=0)
     """Worker processes per rank; ``dataloader`` only."""
-    augment: str = "none"
+    augment: str = key("none", choices=("none", "flip", "crop_flip"))
     """``none``, ``flip`` or ``crop_flip`` (pad by an eighth, random crop, random flip)."""
     drop_last: bool = False
-    train_fraction: float = 1.0
+    train_fraction: float = key(1.0, gt=0, le=1)
     """Share of the training images, drawn once per seed, the same for all strategies."""
-    test_fraction: float = 1.0
+    test_fraction: float = key(1.0, gt=0, le=1)
     """Share of the test images likewise, for trials: an accuracy over part of them is no result."""
-    eval_every: int = 1
+    eval_every: int = key(1, ge=0)
     """Epochs between evaluations; 0 evaluates once, at the end. The end is always evaluated."""
 
     def identity(self) -> dict[str, Any]:
