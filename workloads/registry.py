@@ -81,8 +81,8 @@ class StrategyDeclaration:
     batch_norm_treatment: str
     """What batch norm sees under this strategy (``per_rank``, ``whole_batch``, ``per_micro_batch``)."""
     create: Callable[[], Callable[..., Any]]
-    """Imports the framework and returns the class, one of ``strategies.shared.protocol`` or ``strategies.shared.keras_protocol``;
-    called in the job only."""
+    """Imports the framework and returns the class, one of ``strategies.shared.protocol`` or
+    ``strategies.shared.keras_protocol``; called in the job only."""
     unsupported_hardware: Callable[[Hardware, Options], str] = lambda _hardware, _options: ""
     """Why this strategy cannot run on that hardware; empty when it can."""
     unsupported_training: Callable[[Mapping[str, Any], Options], str] = lambda _train, _options: ""
@@ -113,6 +113,10 @@ class StrategyDeclaration:
     def options_with_defaults(self, given: Options) -> dict[str, OptionValue]:
         """All options of the strategy: those given, and the defaults of the others."""
         return {option.name: option.default for option in self.options} | dict(given)
+
+    def num_ranks(self, hardware: Hardware, options: Options) -> int:
+        """Processes that it starts on some hardware."""
+        return hardware.devices if self.topology(options) is Topology.PROCESS_PER_DEVICE else 1
 
     def unsupported_batches(
         self, train: Mapping[str, Any], options: Options, hardware: Hardware, num_train: int | None
@@ -177,7 +181,7 @@ class ModelDeclaration:
     frameworks: tuple[str, ...]
     packages: tuple[str, ...]
     """Distributions that the torch form needs; that of Keras needs none but those of the strategy."""
-    image_size: Callable[[str, int], int]
+    image_size: Callable[[str, int], int] = lambda _name, wished: wished
     """(model name, data set's or wished image size) -> pixels a side the model is fed; positions, of sequences. Raises
     ValueError with the reason when the model cannot take that size. See :meth:`input_size`."""
     build: Callable[[TrainConfig, int, int, int], Any]
@@ -223,15 +227,17 @@ class ModelDeclaration:
             )
         return size
 
-    def ignored_key(self, train: Mapping[str, Any]) -> tuple[str, str]:
-        """A key that would change nothing of this model, and why; ("", "") where all that are set mean something."""
+    def ignored_keys(self, train: Mapping[str, Any]) -> dict[str, str]:
+        """Keys that are set and would change nothing of this model, each with the reason."""
         model, stem, dropout = train["model"], train["stem"], train["dropout"]
+        ignored = {}
         if stem != "imagenet" and not self.uses_stem:
-            return "stem", f'stem = "{stem}" means nothing for {model}: set it in a [[when]] for others'
+            ignored["stem"] = f'{model} ignores stem = "{stem}": set it in a [[when]] for other models'
         if dropout and self.has_dropout is False:
-            why = f"dropout = {dropout} means nothing for {model}, which has none: set it in a [[when]] for others"
-            return "dropout", why
-        return "", ""
+            ignored["dropout"] = (
+                f"{model} has no dropout layer and ignores dropout = {dropout}: set it in a [[when]] for other models"
+            )
+        return ignored
 
     def packages_for(self, framework: str) -> tuple[str, ...]:
         """Distributions that its form for a framework needs."""
@@ -259,11 +265,13 @@ class DatasetDeclaration:
     """Whether it lies below the data root; embedded and synthetic sets do not."""
     shape: Callable[[Path | None, str], DatasetShape | None]
     """(data root, name) -> its shape; None when it cannot be told without reading much."""
-    check: Callable[[Path | None, str], list[Problem]]
-    """Cheap look before anything is queued: presence and sizes, not contents."""
+    check: Callable[[Path | None, str], list[Problem]] = lambda _root, _name: []
+    """Cheap check before anything is queued: presence and sizes, not contents."""
     digest: Callable[[Path | None, str], str]
-    """Digest of the content as it is now, empty when it cannot be had cheaply; it may read a manifest."""
-    prepare: Callable[[Path | None, str, Callable[[str], None]], None]
+    """Digest of the content as it is now, empty when that takes long to find out; it may read a manifest."""
+    prepare: Callable[[Path | None, str, Callable[[str], None]], None] = lambda _root, name, progress: progress(
+        f"{name}: needs no preparation"
+    )
     """Fetch, verify, decode: whatever makes ``load`` quick and offline. Reports progress as sentences. Idempotent, safe
     when two processes run it at once, never leaves half a data set. Raises DatasetError."""
     load: Callable[[Path | None, str, TrainConfig], ImageData | SequenceData]
@@ -275,15 +283,18 @@ class DatasetDeclaration:
     members: Callable[[Path | None], list[str]] | None = None
     """Of a family: the full names of what lies below the data root now."""
 
-    def ignored_key(self, train: Mapping[str, Any]) -> str:
-        """Why a key that is set would change nothing of this data; empty where all that are set mean something."""
+    def ignored_keys(self, train: Mapping[str, Any]) -> dict[str, str]:
+        """Keys that are set and would change nothing of this data, each with the reason."""
         if self.samples is Samples.IMAGES:
-            return ""
-        given = next((key for key, default in _OF_IMAGES.items() if train[key] != default), "")
-        return f"{given} is for images, and {train['dataset']} holds {self.samples}" if given else ""
+            return {}
+        return {
+            key: f"{key} is for images, and {train['dataset']} holds {self.samples}"
+            for key, default in IMAGE_KEYS.items()
+            if train[key] != default
+        }
 
 
-_OF_IMAGES: Mapping[str, OptionValue | None] = {
+IMAGE_KEYS: Mapping[str, OptionValue | None] = {
     "image_size": None,
     "augment": "none",
     "loader": "resident",

@@ -62,9 +62,9 @@ def test_digits_are_the_real_ones_split_once_and_evenly() -> None:
 
 
 @pytest.mark.torch
-def test_other_digits_than_the_known_ones_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_digits_raise_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digits, "SHA256", "0" * 64)
-    with pytest.raises(DatasetError, match="not the 1,797 images that results of this name stand for"):
+    with pytest.raises(DatasetError, match="not the 1,797 images that earlier results were measured on"):
         digits.DECLARATION.load(None, "digits", config("digits"))
 
 
@@ -118,9 +118,9 @@ def test_a_lock_is_waited_for_and_its_holder_named(tmp_path: Path) -> None:
     """While one holds it, a second waits (and says for whom); bounded: at the end it gives up naming the process."""
     said: list[str] = []
     with (
-        file_tasks.held(tmp_path / "lock", said.append),
+        file_tasks.locked(tmp_path / "lock", said.append),
         pytest.raises(DatasetError) as raised,
-        file_tasks.held(tmp_path / "lock", said.append, wait_s=0.3),
+        file_tasks.locked(tmp_path / "lock", said.append, wait_s=0.3),
     ):
         pytest.fail("two hold one lock")
     assert "for more than 0 s" in str(raised.value)
@@ -133,11 +133,11 @@ def test_a_lock_passes_on_when_it_is_let_go(tmp_path: Path) -> None:
     waiting, entered = threading.Event(), threading.Event()
 
     def second() -> None:
-        with file_tasks.held(tmp_path / "lock", lambda _: waiting.set(), wait_s=20):
+        with file_tasks.locked(tmp_path / "lock", lambda _: waiting.set(), wait_s=20):
             entered.set()
 
     thread = threading.Thread(target=second)
-    with file_tasks.held(tmp_path / "lock", print):
+    with file_tasks.locked(tmp_path / "lock", print):
         thread.start()
         assert waiting.wait(10)
         assert not entered.is_set()

@@ -19,7 +19,7 @@ import pytest
 from workloads.contract import Hardware, TrainConfig
 from workloads.datasets import cifar10
 from workloads.datasets.cifar10 import DECLARATION, FOLDER, read_pickle
-from workloads.datasets.shared.published import Published
+from workloads.datasets.shared.published import PublishedFile
 from workloads.errors import DatasetError
 
 CONFIG = TrainConfig(model="cnn", dataset="cifar10", strategy="eager", hardware=Hardware("cpu", 1), cpus=1)
@@ -53,7 +53,7 @@ def _pixels(number: int) -> bytes:
     return np.random.default_rng(number).integers(0, 256, COUNT * 3072, np.uint8).tobytes()
 
 
-BATCHES = [*cifar10.TRAINING, *cifar10.TEST]
+BATCHES = [file.name for file in (*cifar10.TRAINING, cifar10.TEST)]
 LABELS = {name: [(i + n) % 10 for n in range(COUNT)] for i, name in enumerate(BATCHES)}
 
 
@@ -68,13 +68,14 @@ def contents() -> dict[str, bytes]:
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    digests = {name: hashlib.md5(content).hexdigest() for name, content in contents().items()}
-    for part in ("TRAINING", "TEST", "NAMES"):
-        monkeypatch.setattr(cifar10, part, {name: digests[name] for name in getattr(cifar10, part)})
-    monkeypatch.setattr(cifar10, "IMAGES_A_FILE", COUNT)
+    files = tuple(
+        PublishedFile(name, hashlib.md5(content).hexdigest(), "md5", min_bytes=1)
+        for name, content in contents().items()
+    )
+    monkeypatch.setattr(cifar10.BATCHES, "files", files)
 
 
-def laid_out(root: Path) -> Path:
+def create_files(root: Path) -> Path:
     folder = root / FOLDER
     folder.mkdir(parents=True)
     for name, content in contents().items():
@@ -93,14 +94,14 @@ def archive() -> bytes:
 
 
 def known(monkeypatch: pytest.MonkeyPatch, packed: bytes, *urls: str) -> None:
-    published = Published(cifar10.ARCHIVE.name, urls or ("http://127.0.0.1:9/x",), "md5", "", 1 << 20)
     digest = hashlib.md5(packed).hexdigest()
-    monkeypatch.setattr(cifar10, "ARCHIVE", Published(published.name, published.urls, "md5", digest, 1 << 20))
+    urls = urls or ("http://127.0.0.1:9/x",)
+    monkeypatch.setattr(cifar10, "ARCHIVE", PublishedFile(cifar10.ARCHIVE.name, digest, "md5", urls))
 
 
 def test_images_are_the_bytes_that_the_pickles_hold(tmp_path: Path) -> None:
     """Red, green and blue plane of each, in the order of the files; labels and names likewise."""
-    laid_out(tmp_path)
+    create_files(tmp_path)
     data = DECLARATION.load(tmp_path, "cifar10", CONFIG)
     assert data.train.images.shape == (5 * COUNT, 3, 32, 32)
     assert data.train.images.tobytes() == b"".join(_pixels(number) for number in range(5))
@@ -118,13 +119,13 @@ def test_images_are_the_bytes_that_the_pickles_hold(tmp_path: Path) -> None:
 def test_torchvision_reads_the_same(tmp_path: Path) -> None:
     """Its own class, over the same files; only the checksums are those of the real ones."""
     torchvision = pytest.importorskip("torchvision")
-    laid_out(tmp_path)
+    create_files(tmp_path)
     original: Any = torchvision.datasets.CIFAR10
 
     lists = {
-        "train_list": [list(item) for item in cifar10.TRAINING.items()],
-        "test_list": [list(item) for item in cifar10.TEST.items()],
-        "meta": {**original.meta, "md5": cifar10.NAMES["batches.meta"]},
+        "train_list": [[file.name, file.digest] for file in cifar10.BATCHES.files[:5]],
+        "test_list": [[file.name, file.digest] for file in cifar10.BATCHES.files[5:6]],
+        "meta": {**original.meta, "md5": cifar10.BATCHES.files[6].digest},
     }
     tiny = type("Tiny", (original,), lists)
 
@@ -140,8 +141,10 @@ def test_torchvision_reads_the_same(tmp_path: Path) -> None:
 def test_the_checksums_are_torchvision_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     theirs: Any = pytest.importorskip("torchvision").datasets.CIFAR10
-    assert dict(theirs.train_list) == cifar10.TRAINING and dict(theirs.test_list) == cifar10.TEST
-    assert {theirs.meta["filename"]: theirs.meta["md5"]} == cifar10.NAMES
+    meta = [theirs.meta["filename"], theirs.meta["md5"]]
+    listed = [[file.name, file.digest] for file in cifar10.BATCHES.files]
+    assert listed == [*map(list, theirs.train_list), *map(list, theirs.test_list), meta]
+    assert {file.algorithm for file in cifar10.BATCHES.files} == {"md5"}
     archive = cifar10.ARCHIVE
     assert (theirs.url, theirs.filename, theirs.tgz_md5) == (archive.urls[0], archive.name, archive.digest)
     assert theirs.base_folder == FOLDER
@@ -154,7 +157,7 @@ def test_without_a_data_root_the_variable_is_named() -> None:
 
 @pytest.mark.parametrize("name", ["data_batch_3", "test_batch", "batches.meta"])
 def test_a_missing_a_short_and_a_changed_file_are_named(tmp_path: Path, name: str) -> None:
-    path = laid_out(tmp_path) / name
+    path = create_files(tmp_path) / name
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"\x00")
     with pytest.raises(DatasetError, match=rf"{name}: missing or damaged file of CIFAR-10\n  why: MD5"):
@@ -177,7 +180,7 @@ class _Call:
         return Path.touch, (self.target,)
 
 
-def test_a_pickle_that_calls_something_is_refused_before_it_does(tmp_path: Path) -> None:
+def test_a_pickle_that_calls_a_function_raises_before_the_call(tmp_path: Path) -> None:
     harmful = pickle.dumps({"data": _Call(tmp_path / "touched")}, protocol=2)
     with pytest.raises(DatasetError, match="not a pickle of plain data\n  why: it asks for"):
         read_pickle(io.BytesIO(harmful), tmp_path / "data_batch_1")
@@ -185,7 +188,7 @@ def test_a_pickle_that_calls_something_is_refused_before_it_does(tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x02}(U\x04da", b"<html>", pickle.dumps([1, 2])])
-def test_what_is_no_batch_is_named(tmp_path: Path, content: bytes) -> None:
+def test_the_error_names_a_file_that_is_no_batch(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(DatasetError, match="data_batch_1: not a"):
         read_pickle(io.BytesIO(content), tmp_path / "data_batch_1")
 
@@ -210,8 +213,8 @@ def test_an_archive_in_place_is_unpacked_offline(tmp_path: Path, monkeypatch: py
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / FOLDER).iterdir()} == before
 
 
-def test_it_is_downloaded_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real HTTP on this machine: an address with another file is passed over, and one alone is told with its reason."""
+def test_the_archive_is_downloaded_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real HTTP on this machine: the next address is tried after a wrong file, and the error lists each attempt."""
     packed = archive()
     served = tmp_path / "served"
     served.mkdir()

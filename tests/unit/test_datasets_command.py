@@ -77,7 +77,7 @@ def test_an_unknown_name_is_bad_input_with_the_nearest_one(capsys: pytest.Captur
     assert (code, out) == (2, "")
     assert "no data set is named 'mnits'" in err
     assert "did you mean mnist?" in err
-    assert "nothing to do" not in err  # names are checked before anything is done
+    assert "needs no preparation" not in err  # names are checked before anything is done
 
 
 def test_one_failure_of_several_is_partly_done(capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,7 +80,7 @@ def test_images_come_with_their_class_in_order_of_name(root: Path) -> None:
     assert data.class_names == ("cat", "dog")
     assert data.train.labels.tolist() == [0] * 5 + [1] * 5
     assert data.test.labels.tolist() == [0] * 2 + [1] * 2
-    assert (data.channels, data.image_size) == (3, 8)
+    assert (data.channels, data.size) == (3, 8)
     for split, half in (("train", data.train), ("test", data.test)):
         assert half.files is not None
         for index, path in enumerate(half.files):
@@ -120,12 +120,12 @@ def test_images_of_differing_sizes_need_a_wished_one(root: Path) -> None:
     picture(folder / "train" / "dog" / "3.png", 7, (24, 12))
     with pytest.raises(DatasetError) as raised:
         load(root)
-    assert "images of 8 x 8 to 24 x 12 pixels must be brought to one square size" in str(raised.value)
+    assert "images of 8 x 8 to 24 x 12 pixels must be resized to one square size" in str(raised.value)
     assert "set image_size" in str(raised.value)
     DECLARATION.prepare(root, NAME, print)
     assert DECLARATION.shape(root, NAME) is None
     data = load(root, image_size=12)
-    assert data.image_size == 12
+    assert data.size == 12
     assert (data.train.images[8] == pixels_of(folder / "train/dog/3.png")[:, :, 6:18]).all()
     assert (np.asarray(data.train.pil(0)).transpose(2, 0, 1) == data.train.images[0]).all()
 
@@ -189,7 +189,7 @@ def test_renamed_images_change_the_digest_and_count_as_gone(root: Path, change: 
     before = load(root).digest
     change(folder)
     assert DECLARATION.digest(root, NAME) not in {"", before}
-    with pytest.raises(DatasetError, match="are gone"):
+    with pytest.raises(DatasetError, match="are missing"):
         load(root)
 
 
@@ -210,7 +210,7 @@ def test_half_a_data_set_deleted_is_an_error_that_names_a_file(root: Path) -> No
     first = str(folder / "train/cat/0.png")
     (problem,) = DECLARATION.check(root, NAME)
     assert problem.where == first
-    assert "5 of the data set's 14 images are gone" in problem.what
+    assert "5 of the data set's 14 images are missing" in problem.what
     for attempt in (lambda: load(root), lambda: DECLARATION.prepare(root, NAME, print)):
         with pytest.raises(DatasetError) as raised:
             attempt()
@@ -256,7 +256,7 @@ def test_what_is_no_file_is_named_and_never_opened(root: Path, make: Callable[[P
     """Reading a pipe would wait for ever."""
     path = pets(root) / "train" / "dog" / "9.png"
     make(path)
-    with pytest.raises(DatasetError, match=r"train/dog/9\.png: a link to nothing, or no file at all"):
+    with pytest.raises(DatasetError, match=r"train/dog/9\.png: a broken link, or not a regular file"):
         load(root)
 
 
@@ -281,7 +281,7 @@ def test_a_whole_image_that_is_too_large_has_its_own_remedy(root: Path, monkeypa
     path = pets(root) / "train" / "dog" / "2.png"
     Image.new("L", (400, 400)).save(path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 70_000)
-    with pytest.raises(DatasetError, match="this image is too large to be read") as raised:
+    with pytest.raises(DatasetError, match="this image is larger than Pillow's limit") as raised:
         DECLARATION.prepare(root, NAME, print)
     assert raised.value.where == str(path)
     assert "exceeds limit" in raised.value.why and "make the image smaller" in raised.value.hint
@@ -506,25 +506,25 @@ def test_a_read_only_data_root_keeps_its_cache_with_the_user(root: Path) -> None
     assert DECLARATION.digest(root, NAME) not in {"", digest}
 
 
-def test_nowhere_to_keep_the_cache_is_told_with_both_places(root: Path) -> None:
+def test_an_unwritable_cache_is_an_error_that_names_both_folders(root: Path) -> None:
     folder, user_cache = pets(root), root.parent / "user cache"
     user_cache.mkdir()
     argv = ordinary([sys.executable, "-c", USE, str(root), NAME])
     with read_only(root, folder, user_cache):
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert "cannot keep the data set's cache" in done.stderr
+    assert "cannot write the data set's cache" in done.stderr
     assert f"{folder / CACHE}: Permission denied; {user_cache}" in done.stderr
     assert "XDG_CACHE_HOME" in done.stderr
 
 
-def test_a_full_disk_is_told_and_leaves_no_half_file(root: Path) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_half_file(root: Path) -> None:
     """The limit on file size stands for the disk: the write of the decoded images fails in the middle."""
     folder = pets(root, size=(64, 64))
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n" + USE
     done = subprocess.run([sys.executable, "-c", limited, str(root), NAME], capture_output=True, text=True, check=False)
-    assert "cannot keep the data set's cache" in done.stderr
+    assert "cannot write the data set's cache" in done.stderr
     assert "EFBIG" in done.stderr
-    assert "make room there" in done.stderr
+    assert "free space there" in done.stderr
     assert not [path for path in (folder / CACHE).iterdir() if "pixels" in path.name]
     assert len(load(root).train) == 10
 

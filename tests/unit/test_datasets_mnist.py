@@ -21,7 +21,8 @@ import pytest
 
 from workloads.contract import Hardware, TrainConfig
 from workloads.datasets import mnist
-from workloads.datasets.mnist import DECLARATION, RawFile, read_idx
+from workloads.datasets.mnist import DECLARATION, archive, raw_file, read_idx
+from workloads.datasets.shared.published import PublishedFile
 from workloads.errors import DatasetError
 
 CONFIG = TrainConfig(model="cnn", dataset="mnist", strategy="eager", hardware=Hardware("cpu", 1), cpus=1)
@@ -48,24 +49,21 @@ def archives() -> dict[str, bytes]:
     return {f"{name}.gz": gzip.compress(raw, mtime=0) for name, raw in contents().items()}
 
 
-FILES = tuple(
-    RawFile(
-        name,
-        len(raw),
-        hashlib.sha256(raw).hexdigest(),
-        hashlib.md5(archives()[f"{name}.gz"]).hexdigest(),
-    )
-    for name, raw in contents().items()
-)
+FILES = tuple(raw_file(name, len(raw), hashlib.sha256(raw).hexdigest()) for name, raw in contents().items())
+MD5 = {name: hashlib.md5(archives()[f"{name}.gz"]).hexdigest() for name in contents()}
+
+
+def archives_at(*mirrors: str) -> dict[str, PublishedFile]:
+    return {name: archive(name, md5, mirrors) for name, md5 in MD5.items()}
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mnist, "FILES", FILES)
-    monkeypatch.setattr(mnist, "MIRRORS", NOWHERE)
+    monkeypatch.setattr(mnist.RAW, "files", FILES)
+    monkeypatch.setattr(mnist, "ARCHIVES", archives_at(*NOWHERE))
 
 
-def laid_out(root: Path, files: dict[str, bytes]) -> Path:
+def create_files(root: Path, files: dict[str, bytes]) -> Path:
     folder = root / "MNIST" / "raw"
     folder.mkdir(parents=True)
     for name, content in files.items():
@@ -74,7 +72,7 @@ def laid_out(root: Path, files: dict[str, bytes]) -> Path:
 
 
 def test_raw_files_become_arrays(tmp_path: Path) -> None:
-    laid_out(tmp_path, contents())
+    create_files(tmp_path, contents())
     data = DECLARATION.load(tmp_path, "mnist", CONFIG)
     assert data.train.images.shape == (21, 1, 28, 28)
     assert (data.test.images[3, 0] == read_idx(tmp_path / "MNIST/raw/t10k-images-idx3-ubyte")[3]).all()
@@ -96,7 +94,7 @@ def test_without_a_data_root_the_variable_is_named() -> None:
 
 @pytest.mark.parametrize("name", [file.name for file in FILES])
 def test_a_missing_file_is_named_by_check_and_by_load(tmp_path: Path, name: str) -> None:
-    (laid_out(tmp_path, contents()) / name).unlink()
+    (create_files(tmp_path, contents()) / name).unlink()
     (problem,) = DECLARATION.check(tmp_path, "mnist")
     assert problem.where.endswith(name)
     assert "orchestrate data prepare mnist" in problem.fix
@@ -106,7 +104,7 @@ def test_a_missing_file_is_named_by_check_and_by_load(tmp_path: Path, name: str)
 
 
 def test_a_truncated_file_is_named_by_check_and_by_load(tmp_path: Path) -> None:
-    path = laid_out(tmp_path, contents()) / "train-images-idx3-ubyte"
+    path = create_files(tmp_path, contents()) / "train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:-5])
     (problem,) = DECLARATION.check(tmp_path, "mnist")
     assert problem.where == str(path)
@@ -116,7 +114,7 @@ def test_a_truncated_file_is_named_by_check_and_by_load(tmp_path: Path) -> None:
 
 
 def test_a_flipped_byte_is_noticed_when_loading(tmp_path: Path) -> None:
-    path = laid_out(tmp_path, contents()) / "t10k-labels-idx1-ubyte"
+    path = create_files(tmp_path, contents()) / "t10k-labels-idx1-ubyte"
     path.write_bytes(path.read_bytes()[:-1] + b"\x09")
     with pytest.raises(DatasetError, match=r"t10k-labels-idx1-ubyte(.|\n)*SHA-256"):
         DECLARATION.load(tmp_path, "mnist", CONFIG)
@@ -141,13 +139,13 @@ def test_what_is_no_idx_file_is_named(tmp_path: Path, content: bytes) -> None:
 
 
 def test_archives_in_place_are_unpacked_offline(tmp_path: Path) -> None:
-    folder = laid_out(tmp_path, archives())
+    folder = create_files(tmp_path, archives())
     DECLARATION.prepare(tmp_path, "mnist", print)
     assert {name: (folder / name).read_bytes() for name in contents()} == contents()
 
 
 def test_preparing_again_touches_nothing(tmp_path: Path) -> None:
-    folder = laid_out(tmp_path, contents())
+    folder = create_files(tmp_path, contents())
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     said: list[str] = []
     DECLARATION.prepare(tmp_path, "mnist", said.append)
@@ -156,26 +154,26 @@ def test_preparing_again_touches_nothing(tmp_path: Path) -> None:
 
 
 def test_only_the_damaged_file_is_made_again(tmp_path: Path) -> None:
-    folder = laid_out(tmp_path, {**contents(), **archives()})
+    folder = create_files(tmp_path, {**contents(), **archives()})
     (folder / "train-labels-idx1-ubyte").write_bytes(b"")
     said: list[str] = []
     DECLARATION.prepare(tmp_path, "mnist", said.append)
     assert [line for line in said if " from " in line] == [
-        f"mnist: train-labels-idx1-ubyte.gz from {folder / 'train-labels-idx1-ubyte.gz'}"
+        f"train-labels-idx1-ubyte from {folder / 'train-labels-idx1-ubyte.gz'}"
     ]
     DECLARATION.load(tmp_path, "mnist", CONFIG)
 
 
-def test_offline_and_without_archives_every_attempt_is_told(tmp_path: Path) -> None:
+def test_offline_and_without_archives_the_error_lists_every_attempt(tmp_path: Path) -> None:
     """A damaged archive and a mirror that does not answer: both reasons, what to do, and no half file."""
-    folder = laid_out(tmp_path, {"train-images-idx3-ubyte.gz": b"half an archive"})
+    folder = create_files(tmp_path, {"train-images-idx3-ubyte.gz": b"half an archive"})
     with pytest.raises(DatasetError) as raised:
         DECLARATION.prepare(tmp_path, "mnist", print)
     message = str(raised.value)
     assert "no good copy of train-images-idx3-ubyte.gz" in message
-    assert "damaged, MD5" in message
+    assert "train-images-idx3-ubyte.gz: MD5" in message
     assert "http://127.0.0.1:9/" in message
-    assert "copy the four .gz archives or raw files into that folder" in message
+    assert "where there is no network, put the file there by hand" in message
     assert {path.name for path in folder.iterdir()} == {"train-images-idx3-ubyte.gz", ".prepare.lock"}
 
 
@@ -201,9 +199,10 @@ def test_a_mirror_with_other_bytes_is_passed_over(tmp_path: Path, monkeypatch: p
         for file, content in files.items():
             (tmp_path / name / file).write_bytes(content)
     with mirror(tmp_path / "bad") as bad, mirror(tmp_path / "good") as good:
-        monkeypatch.setattr(mnist, "MIRRORS", (bad, good))
+        monkeypatch.setattr(mnist, "ARCHIVES", archives_at(bad, good))
         DECLARATION.prepare(tmp_path / "data", "mnist", print)
     assert DECLARATION.check(tmp_path / "data", "mnist") == []
+    assert {p.name for p in (tmp_path / "data/MNIST/raw").iterdir()} == {*contents(), ".prepare.lock"}
     DECLARATION.load(tmp_path / "data", "mnist", CONFIG)
 
 
@@ -211,8 +210,8 @@ PREPARER = """
 import json, sys, time
 from pathlib import Path
 from workloads.datasets import mnist
-mnist.FILES = tuple(mnist.RawFile(*row) for row in json.loads(sys.argv[2]))
-mnist.MIRRORS = ()
+mnist.RAW.files = tuple(mnist.raw_file(*row[:3]) for row in json.loads(sys.argv[2]))
+mnist.ARCHIVES = {row[0]: mnist.archive(row[0], row[3], ()) for row in json.loads(sys.argv[2])}
 print("started", flush=True)
 sys.stdin.read()
 mnist.DECLARATION.prepare(Path(sys.argv[1]), "mnist", lambda text: print(text, flush=True))
@@ -221,8 +220,8 @@ mnist.DECLARATION.prepare(Path(sys.argv[1]), "mnist", lambda text: print(text, f
 
 def test_processes_that_prepare_at_once_do_the_work_once(tmp_path: Path) -> None:
     """Three real processes start together: all succeed, each archive is unpacked by one of them, nothing is left."""
-    folder = laid_out(tmp_path, archives())
-    rows = json.dumps([[f.name, f.size_bytes, f.sha256, f.archive_md5] for f in FILES])
+    folder = create_files(tmp_path, archives())
+    rows = json.dumps([[f.name, f.min_bytes, f.digest, MD5[f.name]] for f in FILES])
     pipe = subprocess.PIPE
     argv = [sys.executable, "-c", PREPARER, str(tmp_path), rows]
     with contextlib.ExitStack() as stack:

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from workloads import loaders  # noqa: E402 (needs torch)
 from workloads.contract import Hardware, TrainConfig  # noqa: E402
-from workloads.datasets.shared.image_data import ImageData, Split, statistics  # noqa: E402
+from workloads.datasets.shared.image_data import ImageData, Split  # noqa: E402
 from workloads.errors import DatasetError, InputError  # noqa: E402
 from workloads.loaders import gather, order  # noqa: E402
 from workloads.loaders.augment import Augmentation, Normaliser  # noqa: E402
@@ -46,19 +46,18 @@ def images(count: int, channels: int, size: int, seed: int) -> Split:
 def data_of(count: int = 21, *, channels: int = 3, size: int = 16) -> ImageData:
     """Random images; labels are the index modulo 5."""
     train, test = images(count, channels, size, 0), images(count, channels, size, 1)
-    mean, std = statistics(train.images)
-    return ImageData(train, test, tuple("abcde"), channels, size, mean, std, digest="of a test")
+    return ImageData.of(train, test, class_names=tuple("abcde"), digest="of a test")
 
 
 def numbered(count: int = 21) -> ImageData:
     """Each image is filled with its number; with mean 0 and deviation 1 a batch tells which samples it has."""
     pixels = np.broadcast_to(np.arange(count, dtype=np.uint8)[:, None, None, None], (count, 1, 4, 4)).copy()
     split = Split(np.arange(count), pixels)
-    return ImageData(split, split, ("a",), 1, 4, (0.0,), (1 / 255,), digest="of a test")
+    return ImageData(split, split, ("a",), (0.0,), (1 / 255,), digest="of a test")
 
 
 def make(data: ImageData, kind: str = "resident", shard: Shard = Shard(0, 1), **fields: object) -> Loader:  # noqa: B008
-    size = fields.pop("to", data.image_size)
+    size = fields.pop("to", data.size)
     dtype = fields.pop("dtype", torch.float32)
     config = dataclasses.replace(CONFIG, loader=kind, **fields)  # type: ignore[arg-type]
     return loaders.make(data, config, image_size=size, device=CPU, dtype=dtype, shard=shard)  # type: ignore[arg-type]

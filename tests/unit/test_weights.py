@@ -17,9 +17,9 @@ from orchestrator.cli import run
 from workloads import registry
 from workloads.contract import Hardware, TrainConfig
 from workloads.datasets.shared.image_data import ImageData, Split
-from workloads.datasets.shared.published import Published
+from workloads.datasets.shared.published import PublishedFile
 from workloads.errors import DatasetError, InputError
-from workloads.models.swin_tiny import own_name
+from workloads.models.swin_tiny import timm_name
 from workloads.registry import ModelDeclaration
 
 torch = pytest.importorskip("torch")
@@ -35,7 +35,7 @@ def _config(model: str, **more: Any) -> TrainConfig:
 
 def _data() -> ImageData:
     split = Split(np.zeros(1, np.int64), np.zeros((1, 3, 32, 32), np.uint8))
-    return ImageData(split, split, tuple("abcdefg"), 3, 32, (0.5,) * 3, (0.5,) * 3, "")
+    return ImageData(split, split, tuple("abcdefg"), (0.5,) * 3, (0.5,) * 3, "")
 
 
 def _published(root: Path, model: str, state: Any, monkeypatch: pytest.MonkeyPatch, *urls: str) -> Path:
@@ -47,7 +47,7 @@ def _published(root: Path, model: str, state: Any, monkeypatch: pytest.MonkeyPat
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(state, path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    file = Published(weights.file.name, urls or ("http://127.0.0.1:9/x",), "sha256", digest[:8], 1 << 28)
+    file = PublishedFile(weights.file.name, digest[:8], urls=urls or ("http://127.0.0.1:9/x",))
     changed: ModelDeclaration = replace(declaration, weights=replace(weights, file=file))
     monkeypatch.setitem(registry.models(), model, changed)
     return path
@@ -100,7 +100,7 @@ def test_swin_s_published_names_fit_timm_s_model(tmp_path: Path, monkeypatch: py
         expected = original.avgpool(original.permute(original.norm(original.features(x)))).flatten(1)
         found: Any = ours.forward_head(ours.forward_features(x), pre_logits=True)
     assert torch.allclose(found, expected, atol=1e-4)
-    assert own_name("features.1.0.attn.relative_position_index") == ""
+    assert timm_name("features.1.0.attn.relative_position_index") == ""
 
 
 def test_damaged_missing_and_foreign_weights_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,9 @@ def test_damaged_missing_and_foreign_weights_are_named(tmp_path: Path, monkeypat
     with pytest.raises(DatasetError, match=rf"{path.name}: not the weights of resnet18\n  why: left out: \['conv1"):
         build_model(_config("resnet18"), _data(), 32, tmp_path)
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(DatasetError, match=r"missing or damaged weights\n  why: SHA256(.|\n)*prepare weights/resnet18"):
+    with pytest.raises(
+        DatasetError, match=r"missing or damaged weights\n  why: SHA-256(.|\n)*prepare weights/resnet18"
+    ):
         build_model(_config("resnet18"), _data(), 32, tmp_path)
     path.unlink()
     with pytest.raises(DatasetError, match=rf"{path.name}: missing or damaged weights\n  why: No such file"):

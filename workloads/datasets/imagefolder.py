@@ -1,8 +1,9 @@
-"""``imagefolder/NAME``: a folder a class, ``$ORCHESTRATE_DATA/NAME/{train,test}/CLASS/*``.
+"""``imagefolder/NAME``: one folder per class, ``$ORCHESTRATE_DATA/NAME/{train,test}/CLASS/*``.
 
-The name is identity. The first use, or ``orchestrate data prepare``, notes what every file holds (``manifest``) and
-decodes all of them once (``decoded``). From then on a changed file makes the data set another one, and a file that is
-gone is an error that names it: scratch file systems delete old files, and half a data set trains without complaint.
+The name is part of a run's identity. The first use, or ``orchestrate data prepare``, records what every file holds
+(``shared/manifest.py``) and decodes all files once (``shared/decoded_images.py``). From then on a changed file changes
+the digest, and a missing file is an error that names it: scratch file systems delete old files, and training on the
+rest would succeed unnoticed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
 from workloads.datasets.shared import decoded_images, manifest
+from workloads.datasets.shared.file_tasks import require_root
 from workloads.datasets.shared.image_data import ImageData, Split
 from workloads.datasets.shared.manifest import Listing, Summary
 from workloads.errors import DatasetError, InputError, OrchestrateError
@@ -28,11 +30,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 CHEAP_BYTES = 1 << 30
-"""Planning reads changed files up to this; beyond, the digest is left to ``data prepare`` or the job."""
+"""Planning reads at most this much of changed files; beyond, ``data prepare`` or the job computes the digest."""
 
 
-def located(root: Path | None, name: str) -> Path:
-    """The folder of ``imagefolder/NAME``.
+def find_folder(root: Path | None, name: str) -> Path:
+    """Return the folder of ``imagefolder/NAME``.
 
     Raises:
         InputError: NAME is not the plain name of a folder, or leads out of the data root.
@@ -44,20 +46,15 @@ def located(root: Path | None, name: str) -> Path:
             f"{name!r} does not name a folder of the data root",
             hint='write imagefolder/NAME for the folder NAME, such as "imagefolder/cifar10"',
         )
-    if root is None:
-        raise DatasetError(
-            f"{name} needs a folder for data sets, and none is set",
-            where="ORCHESTRATE_DATA",
-            hint="export ORCHESTRATE_DATA=/path/to/data, give --data, or set data in cluster.toml",
-        )
+    root = require_root(root, name)
     folder = root / member
     if not os.path.isdir(folder):  # noqa: PTH112 (Path.is_dir raises where access is denied)
-        others = _data_sets(root)
+        others = _image_folders(root)
         raise DatasetError(
             "no such data set",
             where=str(folder),
             why=f"{root} has {', '.join(others)}" if others else f"{root} has no folder with a train/ in it",
-            hint=f"lay the images out as {folder}/train/CLASS/* and {folder}/test/CLASS/*",
+            hint=f"store the images as {folder}/train/CLASS/* and {folder}/test/CLASS/*",
         )
     if not folder.resolve().is_relative_to(root.resolve()):
         raise InputError(
@@ -69,23 +66,23 @@ def located(root: Path | None, name: str) -> Path:
     return folder
 
 
-def _data_sets(root: Path) -> list[str]:
+def _image_folders(root: Path) -> list[str]:
     with contextlib.suppress(OSError):
         return sorted(path.name for path in root.iterdir() if (path / "train").is_dir())
     return []
 
 
 def _members(root: Path | None) -> list[str]:
-    return [f"imagefolder/{folder}" for folder in _data_sets(root)] if root is not None else []
+    return [f"imagefolder/{folder}" for folder in _image_folders(root)] if root is not None else []
 
 
 def _shape(root: Path | None, name: str) -> DatasetShape | None:
     try:
-        found = manifest.newest(located(root, name))
+        found = manifest.newest(find_folder(root, name))
     except OrchestrateError:
         return None
     if found is None or not found.summary.image_size:
-        return None  # never looked into, or images of differing sizes
+        return None  # not prepared yet, or images of several sizes
     summary = found.summary
     return DatasetShape(
         image_size=summary.image_size,
@@ -98,10 +95,10 @@ def _shape(root: Path | None, name: str) -> DatasetShape | None:
 
 def _check(root: Path | None, name: str) -> list[Problem]:
     try:
-        listing = manifest.scan(located(root, name))
+        listing = manifest.scan(find_folder(root, name))
         found = manifest.newest(listing.folder)
         if found is not None and found.summary.signature != listing.signature:
-            found.insist_on_all(listing)
+            found.require_all(listing)
     except OrchestrateError as error:
         return [Problem(where=error.where or name, what=_sentence(error), fix=error.hint)]
     return [
@@ -117,7 +114,7 @@ def _sentence(error: OrchestrateError) -> str:
 
 def _digest(root: Path | None, name: str) -> str:
     try:
-        listing = manifest.scan(located(root, name))
+        listing = manifest.scan(find_folder(root, name))
         found = manifest.newest(listing.folder)
         if found is None:
             return ""
@@ -132,40 +129,38 @@ def _digest(root: Path | None, name: str) -> str:
 
 
 def _prepare(root: Path | None, name: str, progress: Callable[[str], None]) -> None:
-    listing = manifest.scan(located(root, name))
-    summary = manifest.up_to_date(listing, progress)
+    listing = manifest.scan(find_folder(root, name))
+    summary = manifest.update(listing, progress)
     if summary.image_size:
         decoded_images.pixels(listing, summary, summary.image_size, progress)
     else:
-        progress(f"{name}: images of {summary.sizes} pixels; a run brings them to its image_size when it starts")
+        progress(f"{name}: images of {summary.sizes} pixels; each run resizes them to its image_size when it starts")
     counts = f"{summary.num_train:,} training and {summary.num_test:,} test images"
     progress(f"{name}: ready, {counts} of {len(summary.class_names)} classes")
 
 
 def _load(root: Path | None, name: str, config: TrainConfig) -> ImageData:
-    listing = manifest.scan(located(root, name))
-    summary = manifest.up_to_date(listing, _log.info)
+    listing = manifest.scan(find_folder(root, name))
+    summary = manifest.update(listing, _log.info)
     size = _stored_size(listing, summary, config.image_size)
     stored = decoded_images.pixels(listing, summary, size, _log.info)
     return ImageData(
         _split(listing, stored.images, slice(0, summary.num_train)),
         _split(listing, stored.images, slice(summary.num_train, None)),
-        class_names=summary.class_names,
-        channels=summary.channels,
-        image_size=size,
-        mean=stored.mean,
-        std=stored.std,
-        digest=summary.digest,
+        summary.class_names,
+        stored.mean,
+        stored.std,
+        summary.digest,
     )
 
 
 def _stored_size(listing: Listing, summary: Summary, wished: int | None) -> int:
-    """Pixels a side to decode to: the images' own, unless they differ or a smaller size is all that is wanted."""
+    """Return the pixels per side to decode to: those of the images, unless they differ or the run needs fewer."""
     if summary.image_size:
         return min(summary.image_size, wished or summary.image_size)
     if wished is None:
         raise DatasetError(
-            f"images of {summary.sizes} pixels must be brought to one square size",
+            f"images of {summary.sizes} pixels must be resized to one square size",
             where=str(listing.folder),
             hint="set image_size, such as image_size = 224: the shorter side is resized to it and the centre kept",
         )
@@ -191,6 +186,6 @@ DECLARATION = DatasetDeclaration(
     digest=_digest,
     prepare=_prepare,
     load=_load,
-    folder=located,
+    folder=find_folder,
     members=_members,
 )

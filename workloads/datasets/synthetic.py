@@ -1,46 +1,28 @@
-"""``synthetic``: images made from the seed, at any size. For measuring speed without data on disk; learnable, so that
-accuracy still says whether training works.
+"""``synthetic``: images generated from the seed, at any size, to measure speed without data on disk.
+
+A model can learn them, so accuracy still shows whether training works.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
-from workloads.datasets.shared.image_data import ImageData, Split, statistics
-from workloads.registry import DatasetDeclaration, DatasetShape, Problem
+from workloads.datasets.shared.image_data import ImageData, Split
+from workloads.registry import DatasetDeclaration, DatasetShape
 
 if TYPE_CHECKING:
     import numpy as np
 
 IMAGE_SIZE, CHANNELS, CLASSES = 32, 3, 10
 NUM_TRAIN, NUM_TEST = 2048, 512
-"""Few, so that 224 x 224 pixels stay below 0.4 GB; multiples of 8, so that words make whole sets."""
+"""Few, so that 224 x 224 pixels stay below 0.4 GB; multiples of 8, so that 64-bit words fill them exactly."""
 PATCHES = 4
-"""A class is a pattern of so many patches a side; noise of twice its spread lies over it."""
+"""Patches per side of a class's pattern; noise of twice its spread is added."""
 DIGEST = "synthetic-2"
-"""Raised when the images of a seed change."""
-
-
-def _shape(_root: Path | None, _name: str) -> DatasetShape:
-    return DatasetShape(
-        image_size=IMAGE_SIZE, channels=CHANNELS, classes=CLASSES, num_train=NUM_TRAIN, num_test=NUM_TEST
-    )
-
-
-def _check(_root: Path | None, _name: str) -> list[Problem]:
-    return []
-
-
-def _digest(_root: Path | None, _name: str) -> str:
-    return DIGEST
-
-
-def _prepare(_root: Path | None, _name: str, progress: Callable[[str], None]) -> None:
-    progress("synthetic: made when a run starts, nothing to do")
+"""A new one whenever the images of a seed change."""
 
 
 def _load(_root: Path | None, _name: str, config: TrainConfig) -> ImageData:
@@ -52,17 +34,8 @@ def _load(_root: Path | None, _name: str, config: TrainConfig) -> ImageData:
     nearest = np.arange(size) * PATCHES // size
     patterns = patches[:, :, nearest][:, :, :, nearest]
     train, test = (_split(generator, patterns, count) for count in (NUM_TRAIN, NUM_TEST))
-    mean, std = statistics(train.images)
-    return ImageData(
-        train,
-        test,
-        class_names=tuple(f"pattern {number}" for number in range(CLASSES)),
-        channels=CHANNELS,
-        image_size=size,
-        mean=mean,
-        std=std,
-        digest=DIGEST,
-    )
+    names = tuple(f"pattern {number}" for number in range(CLASSES))
+    return ImageData.of(train, test, class_names=names, digest=DIGEST)
 
 
 def _split(generator: np.random.Generator, patterns: np.ndarray, count: int) -> Split:
@@ -70,7 +43,7 @@ def _split(generator: np.random.Generator, patterns: np.ndarray, count: int) -> 
 
     labels = np.arange(count, dtype=np.int64) % CLASSES
     shape = (count, *patterns.shape[1:])
-    # Whole random words, of which seven bits a byte are kept, and all in place: most of what a run takes to start.
+    # 64-bit words instead of bytes, masked in place: this takes most of a run's start-up.
     words = generator.integers(0, 2**64, math.prod(shape) // 8, np.uint64).astype("<u8", copy=False)
     images = words.view(np.uint8).reshape(shape)
     images &= np.uint8(127)
@@ -84,9 +57,9 @@ DECLARATION = DatasetDeclaration(
     summary="2,560 learnable images of 10 classes made from the seed, 32 x 32 RGB or image_size.",
     packages=("numpy",),
     needs_root=False,
-    shape=_shape,
-    check=_check,
-    digest=_digest,
-    prepare=_prepare,
+    shape=lambda _root, _name: DatasetShape(
+        image_size=IMAGE_SIZE, channels=CHANNELS, classes=CLASSES, num_train=NUM_TRAIN, num_test=NUM_TEST
+    ),
+    digest=lambda _root, _name: DIGEST,
     load=_load,
 )

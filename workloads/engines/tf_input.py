@@ -44,7 +44,7 @@ class TfLoader:
         self._parts = training_parts(self.num_train, config.batch_size, drop_last=config.drop_last, shard=Shard(0, 1))
         self.steps_per_epoch = len(self._parts)
         self._indices = chosen
-        self._augmentation = Augmentation.of(config.augment, image_size=data.image_size, seed=config.seed)
+        self._augmentation = Augmentation.of(config.augment, image_size=data.size, seed=config.seed)
         with tf.device("/CPU:0"):
             images = data.train.images if self.num_train == len(data.train) else data.train.images[chosen]
             self._labels = tf.constant(data.train.labels[chosen])
@@ -113,7 +113,7 @@ class Preparation:
         self.dtype = dtype
         deviations = np.array(data.std)
         self._scale, self._shift = 1 / (255 * deviations), -np.array(data.mean) / deviations
-        self._weights = None if image_size == data.image_size else _resampling(data.image_size, image_size)
+        self._weights = None if image_size == data.size else _resampling(data.size, image_size)
 
     def __call__(self, pixels: Any) -> Any:
         x = tf.cast(pixels, self.dtype)

@@ -115,7 +115,7 @@ class PillowLoader:
         )
         self._evaluation_parts = evaluation_parts(self.num_test, config.batch_size, shard)
         self.steps_per_epoch = len(self._training_parts)
-        augmentation = Augmentation.of(config.augment, image_size=data.image_size, seed=config.seed)
+        augmentation = Augmentation.of(config.augment, image_size=data.size, seed=config.seed)
         self._requests = _Requests()
         self._loader: DataLoader[Any] | None = DataLoader(
             _Pictures(data, augmentation, image_size, dtype),

@@ -43,7 +43,7 @@ class ResidentLoader:
         )
         self._evaluation_parts = evaluation_parts(self.num_test, config.batch_size, shard)
         self.steps_per_epoch = len(self._training_parts)
-        augmentation = Augmentation.of(config.augment, image_size=data.image_size, seed=config.seed)
+        augmentation = Augmentation.of(config.augment, image_size=data.size, seed=config.seed)
         train_images = data.train.images if self.num_train == len(data.train) else data.train.images[chosen]
         self._own_test = shard.part(self.num_test)
         test = (

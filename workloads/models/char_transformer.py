@@ -91,7 +91,6 @@ DECLARATION = ModelDeclaration(
     frameworks=("torch",),
     packages=("torch",),
     samples=Samples.SEQUENCES,
-    image_size=lambda _name, wished: wished,
     build=_build,
     layers=list,
     num_layers=lambda _name: DEPTH + 2,

@@ -1,18 +1,19 @@
-"""``cnn``: the network of the MNIST study, three convolutions and three linear layers."""
+"""``cnn``: the network of the published MNIST study, three convolutions and three linear layers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
-from workloads.models.shared.torch_models import override
+from workloads.models.keras_forms import keras_form
+from workloads.models.shared.torch_models import set_dropout
 from workloads.registry import TENSORFLOW, ModelDeclaration
 
 if TYPE_CHECKING:
     from torch import nn
 
 IMAGE_SIZE = 28
-"""The first linear layer fixes it: 6272 = 128 x 7 x 7."""
+"""The first linear layer requires it: 6272 = 128 x 7 x 7."""
 
 ASSUMED_DROPOUT = 0.5
 """The study does not publish its rate."""
@@ -39,24 +40,18 @@ def _build(config: TrainConfig, channels: int, classes: int, _image_size: int) -
         nn.Dropout(ASSUMED_DROPOUT),
         nn.Linear(64, classes),
     )
-    override(model, config.dropout)
+    set_dropout(model, config.dropout)
     return model
-
-
-def _keras_layers(make: Any, config: TrainConfig, classes: int) -> list[Any]:
-    from workloads.models.keras_forms import architectures
-
-    return architectures.cnn(make, config, classes, ASSUMED_DROPOUT)
 
 
 DECLARATION = ModelDeclaration(
     name="cnn",
-    summary="The MNIST study's network: 3 convolutions, 3 linear layers, fed at 28 px; dropout 0.5 is assumed.",
+    summary="The MNIST study's network: 3 convolutions, 3 linear layers, input 28 px; dropout 0.5 is assumed.",
     frameworks=("torch", TENSORFLOW),
     packages=("torch",),
     image_size=lambda _name, _wished: IMAGE_SIZE,
     build=_build,
-    keras_layers=_keras_layers,
+    keras_layers=keras_form("cnn"),
     layers=list,
     num_layers=lambda _name: 22,
     has_batch_norm=True,

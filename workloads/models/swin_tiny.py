@@ -6,32 +6,27 @@ From 128 px up as published: patches of 4 px, windows of 7 x 7 patches. Below, p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from workloads.contract import TrainConfig
 from workloads.models.shared import layer_lists, weights
+from workloads.models.shared.torch_models import timm_model
 from workloads.registry import ModelDeclaration
-
-if TYPE_CHECKING:
-    from torch import nn
 
 LARGE_PX = 128
 STAGES = 4
-"""Each but the first halves the tokens a side."""
+"""Each but the first halves the number of tokens per side."""
 
 
 def patch_size(image_size: int) -> int:
-    """Pixels a side of a patch."""
+    """Return the pixels per side of a patch."""
     return 4 if image_size >= LARGE_PX else 2
 
 
 _MODULES = {"0": "mlp.fc1", "3": "mlp.fc2"}
 
 
-def own_name(published: str) -> str:
-    """timm's name for a parameter of torchvision's Swin-T, whose published weights fit; empty for a table of indices.
+def timm_name(published: str) -> str:
+    """Return timm's name for a parameter of torchvision's Swin-T; empty for an index table, which timm computes.
 
-    torchvision counts patches, stages and the mergings between them as one list of ``features``.
+    torchvision numbers patches, stages and the mergings between them as one list, ``features``.
     """
     kind, *rest = published.split(".")
     if published.endswith("relative_position_index"):
@@ -40,10 +35,10 @@ def own_name(published: str) -> str:
         return ".".join(["head.fc", *rest])
     if kind != "features":
         return published
-    place, *rest = rest
-    if place == "0":
+    index, *rest = rest
+    if index == "0":
         return ".".join(["patch_embed", "proj" if rest[0] == "0" else "norm", *rest[1:]])
-    stage, blocks = divmod(int(place), 2)
+    stage, blocks = divmod(int(index), 2)
     if not blocks:
         return ".".join(["layers", str(stage), "downsample", *rest])
     block, module, *rest = rest
@@ -62,34 +57,24 @@ def _image_size(_name: str, wished: int) -> int:
     return wished
 
 
-def _build(config: TrainConfig, channels: int, classes: int, image_size: int) -> nn.Module:
-    import timm
-
-    from workloads.models.shared.torch_models import override
-
-    model: nn.Module = timm.create_model(
-        "swin_tiny_patch4_window7_224",
-        pretrained=False,
-        patch_size=patch_size(image_size),
-        window_size=7 if image_size >= LARGE_PX else 4,
-        img_size=image_size,
-        in_chans=channels,
-        num_classes=classes,
-    )
-    override(model, config.dropout)
-    return model
-
-
 DECLARATION = ModelDeclaration(
     name="swin_tiny",
     summary="timm's Swin-T; patches of 4 px and windows of 7 from 128 px up, else 2 px and 4.",
     frameworks=("torch",),
     packages=("torch", "torchvision", "timm"),
     image_size=_image_size,
-    build=_build,
+    build=lambda config, channels, classes, size: timm_model(
+        "swin_tiny_patch4_window7_224",
+        config,
+        channels,
+        classes,
+        patch_size=patch_size(size),
+        window_size=7 if size >= LARGE_PX else 4,
+        img_size=size,
+    ),
     layers=layer_lists.of_timm,
     num_layers=lambda _name: 31,
     has_batch_norm=False,
     has_dropout=True,
-    weights=weights.torchvision("swin_t-704ceda3.pth", "head.fc", rename=own_name, smallest_px=LARGE_PX),
+    weights=weights.torchvision("swin_t-704ceda3.pth", "head.fc", rename=timm_name, smallest_px=LARGE_PX),
 )

@@ -1,32 +1,17 @@
-"""``timm/NAME``: any model of timm. Whether timm has it is known in the job; the login node need not have timm."""
+"""``timm/NAME``: any model of timm. The job checks whether timm has it; the login node need not have timm."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
 from workloads.errors import InputError
 from workloads.models.shared import layer_lists
+from workloads.models.shared.torch_models import timm_model
 from workloads.registry import ModelDeclaration
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-def _create(name: str, channels: int, classes: int, image_size: int) -> nn.Module:
-    import timm
-
-    def create(**more: Any) -> nn.Module:
-        model: nn.Module = timm.create_model(name, pretrained=False, in_chans=channels, num_classes=classes, **more)
-        return model
-
-    try:
-        return create(img_size=image_size)
-    except TypeError as error:
-        # Convolutional models take any size and know no such argument; transformers must be told.
-        if "img_size" not in str(error):
-            raise
-        return create()
 
 
 def _build(config: TrainConfig, channels: int, classes: int, image_size: int) -> nn.Module:
@@ -34,8 +19,6 @@ def _build(config: TrainConfig, channels: int, classes: int, image_size: int) ->
 
     import timm
     import torch
-
-    from workloads.models.shared.torch_models import override
 
     name = config.model.partition("/")[2]
     if not timm.is_model(name):
@@ -46,8 +29,14 @@ def _build(config: TrainConfig, channels: int, classes: int, image_size: int) ->
             hint=f"nearest: {near}" if near else "timm.list_models() lists them all",
         )
     try:
-        model = _create(name, channels, classes, image_size)
-        # Many accept any size when they are built and fail on the first image: better now than when training starts.
+        try:
+            model = timm_model(name, config, channels, classes, img_size=image_size)
+        except TypeError as error:
+            # timm's transformers need img_size; its convolutional models take any size and do not know the argument.
+            if "img_size" not in str(error):
+                raise
+            model = timm_model(name, config, channels, classes)
+        # Many models accept any size when built and fail on the first image: fail here, before training starts.
         with torch.no_grad():
             model.eval()(torch.zeros(1, channels, image_size, image_size))
     except (ArithmeticError, AssertionError, RuntimeError, ValueError) as error:
@@ -55,9 +44,8 @@ def _build(config: TrainConfig, channels: int, classes: int, image_size: int) ->
             f"timm/{name} cannot take {image_size} px images",
             where="experiment.toml: image_size",
             why=str(error),
-            hint="set image_size to what the model is made for",
+            hint="set image_size to the size the model was designed for",
         ) from error
-    override(model, config.dropout)
     return model
 
 
@@ -66,7 +54,6 @@ DECLARATION = ModelDeclaration(
     summary="Any model of timm by its name there, such as timm/mobilenetv3_small_100.",
     frameworks=("torch",),
     packages=("torch", "torchvision", "timm"),
-    image_size=lambda _name, wished: wished,
     build=_build,
     layers=layer_lists.of_timm,
 )

@@ -1,9 +1,9 @@
-"""Images of a folder decoded once, into one uint8 file that is mapped into memory. Used by ``imagefolder``.
+"""Images of a folder, decoded once into one uint8 file that jobs map into memory. Used by ``imagefolder``.
 
     CACHE/pixels-CxS.npy    (images, C, S, S): training before test, in the order of the listing
-    CACHE/pixels-CxS.json   what it was made from, its size and digest, and the training images' statistics
+    CACHE/pixels-CxS.json   digest of the data set, the file's size and digest, statistics of the training images
 
-A file that does not agree with its description, or with the data set as it is now, is made anew.
+A file that differs from its description, or belongs to an earlier state of the data set, is replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from workloads.datasets.shared.file_tasks import LOCK_WAIT_S, in_threads, sha256
 from workloads.datasets.shared.image_data import decode, statistics
-from workloads.datasets.shared.manifest import Entry, Listing, Summary, building, cache_folders
+from workloads.datasets.shared.manifest import Entry, Listing, Summary, cache_folders, writable_cache
 from workloads.files.json_file import read_json, write_json
 
 if TYPE_CHECKING:
@@ -52,19 +52,17 @@ class _Description:
 
 
 def pixels(listing: Listing, summary: Summary, size: int, progress: Callable[[str], None]) -> Pixels:
-    """All images at ``size`` pixels a side, from a cache that was checked, or decoded now.
+    """Return all images at ``size`` pixels per side, from a verified cache or decoded now.
 
     Raises:
-        DatasetError: an image cannot be read (it is named), or there is nowhere to keep the cache.
+        DatasetError: an image cannot be read, or no folder can hold the cache.
     """
     stem = f"pixels-{summary.channels}x{size}"
     for cache in cache_folders(listing.folder):
-        found = _kept(cache, stem, summary)
-        if found is not None:
+        if found := _cached(cache, stem, summary):
             return found
-    with building(listing.folder, progress) as cache:
-        found = _kept(cache, stem, summary)  # another process may have made it meanwhile
-        if found is not None:
+    with writable_cache(listing.folder, progress) as cache:
+        if found := _cached(cache, stem, summary):  # another process may have written it meanwhile
             return found
         path = cache / f"{stem}.npy"
         _remove_leftovers(path)
@@ -78,8 +76,8 @@ def pixels(listing: Listing, summary: Summary, size: int, progress: Callable[[st
         return Pixels(images, mean, std)
 
 
-def _kept(cache: Path, stem: str, summary: Summary) -> Pixels | None:
-    """What a cache holds, if it is whole and of this data set."""
+def _cached(cache: Path, stem: str, summary: Summary) -> Pixels | None:
+    """Return the images of a cache if it is whole and belongs to this data set."""
     path = cache / f"{stem}.npy"
     try:
         description = _Description(**read_json(cache / f"{stem}.json"))
@@ -93,7 +91,7 @@ def _kept(cache: Path, stem: str, summary: Summary) -> Pixels | None:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Half-written files of killed processes; a young one may be at work where the file system has no locks."""
+    """Delete half-written files of killed processes; without locks a young one may still be written."""
     for left in path.parent.glob(f".{path.name}.*"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > LOCK_WAIT_S:
@@ -103,7 +101,7 @@ def _remove_leftovers(path: Path) -> None:
 def _mapped(path: Path) -> NDArray[np.uint8]:
     import numpy as np
 
-    # Copy on write: ranks of a node share the pages, and torch takes it without a warning about read-only memory.
+    # Mode "c", copy on write: ranks of a node share the pages, and torch.from_numpy warns of read-only arrays.
     images: NDArray[np.uint8] = np.load(path, mmap_mode="c", allow_pickle=False)
     return images
 
@@ -123,7 +121,7 @@ def _decode_all(listing: Listing, summary: Summary, size: int, path: Path, progr
             for image in in_threads(
                 pixels_of, listing.entries, progress, "decoded", size_bytes=sum(e.size for e in listing.entries)
             ):
-                # Plain writes: a full disk is then an error here, where a mapped file would end the process.
+                # write(2) reports a full disk; storing into a mapped file would end the process by SIGBUS (mmap(2)).
                 stream.write(image.tobytes() if image.ndim == 2 else image.transpose(2, 0, 1).tobytes())
             stream.flush()
             os.fsync(stream.fileno())

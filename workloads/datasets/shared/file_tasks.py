@@ -1,7 +1,7 @@
-"""Files that processes share: content digests, a lock that saves work, work on many files. Not a data set itself.
+"""The data root, and work on files that processes share: digests, a lock, threads.
 
-Correctness never rests on the lock: files appear by temp + rename and carry digests, so that where a file system has no
-locks two processes merely do the same work twice.
+Correctness does not depend on the lock: files appear by rename and carry digests. On a file system without locks, such
+as Lustre mounted without ``flock``, two processes do the same work twice.
 """
 
 from __future__ import annotations
@@ -18,47 +18,56 @@ from typing import TypeVar
 from workloads.errors import DatasetError
 
 LOCK_WAIT_S = 1800.0
-"""Decoding a large image folder takes this long at most; a holder that died lets go at once."""
+"""Decoding a large image folder takes at most this long; the kernel releases the lock of a process that died."""
 POLL_S = 0.2
 REPORT_EVERY_S = 5.0
-CHUNK = 64
-"""Images handed to a thread at once."""
-
-BYTES_A_THREAD = 4096
-"""Reading and decoding an image of a thousand bytes hardly leaves the interpreter, and threads that wait for it in turn
-take longer than one: 10,000 of them took two cores 0.7 s in one thread, 1.0 s in four and 1.5 s in sixteen."""
-LEAST_THREADS = 4
-"""Network disks take a while to open any file, and then several threads wait at once."""
+ITEMS_PER_CHUNK = 64
+BYTES_PER_THREAD = 4096
+"""Decoding a tiny image holds the interpreter lock nearly all the time, so more threads are slower: 10,000 images of
+1,000 bytes took two cores 0.7 s with one thread, 1.0 s with four and 1.5 s with sixteen."""
+MIN_THREADS = 4
+"""Network disks take a while to open any file; several threads wait at once."""
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
 
+def require_root(root: Path | None, name: str) -> Path:
+    """Return the data root. Raises DatasetError where none is set."""
+    if root is None:
+        raise DatasetError(
+            f"{name} needs a data folder, and none is set",
+            where="ORCHESTRATE_DATA",
+            hint="export ORCHESTRATE_DATA=/path/to/data, give --data, or set data in cluster.toml",
+        )
+    return root
+
+
 def sha256(path: Path) -> str:
-    """Hex digest of a file's bytes. Raises OSError."""
+    """Return the hex digest of a file's content. Raises OSError."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
-def held(lock: Path, progress: Callable[[str], None], *, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
-    """Hold an advisory lock on a file, which is left behind (removing it would let two holders in).
+def locked(lock: Path, progress: Callable[[str], None], *, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+    """Hold an advisory lock on a file. The file stays: after a removal two processes could lock two files of one name.
 
     Raises:
-        DatasetError: another process held it for ``wait_s``; it is named.
-        OSError: the lock file cannot be made here.
+        DatasetError: another process held the lock for ``wait_s``; the message names it.
+        OSError: the lock file cannot be created.
     """
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        _take(descriptor, lock, progress, wait_s)
+        _lock(descriptor, lock, progress, wait_s)
         yield
     finally:
         os.close(descriptor)
 
 
-def _take(descriptor: int, lock: Path, progress: Callable[[str], None], wait_s: float) -> None:
+def _lock(descriptor: int, lock: Path, progress: Callable[[str], None], wait_s: float) -> None:
     deadline = time.monotonic() + wait_s
-    said = False
+    reported = False
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,14 +78,14 @@ def _take(descriptor: int, lock: Path, progress: Callable[[str], None], wait_s: 
                     f"another process has been preparing this data set for more than {wait_s:.0f} s",
                     where=str(lock),
                     why=f"held by {holder}",
-                    hint="wait for it, or end it; the lock is free as soon as it is gone",
+                    hint="wait for it, or end it: that frees the lock",
                 ) from None
-            if not said:
+            if not reported:
                 progress(f"waiting for {holder}, which is preparing the same data set")
-                said = True
+                reported = True
             time.sleep(POLL_S)
         except OSError:
-            return  # no locks on this file system
+            return  # this file system has no locks
         else:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
@@ -91,27 +100,28 @@ def in_threads(
     *,
     size_bytes: int,
 ) -> Iterator[Outcome]:
-    """The outcomes of ``work`` in the order of ``items``, on a thread a core at most, with a report now and then.
+    """Yield the outcomes of ``work`` in the order of ``items``, on at most one thread per core.
 
-    For work that leaves the interpreter, as reading, hashing and decoding do. The first error is raised and no further
-    item started.
+    For work that releases the interpreter lock, such as reading, hashing and decoding. The first error is raised, and
+    no further chunk starts.
 
     Args:
-        size_bytes: of all items' files together.
+        done_word: what progress reports call a finished image.
+        size_bytes: of the files of all items together.
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
-    worth = max(LEAST_THREADS, size_bytes // max(len(items), 1) // BYTES_A_THREAD)
-    pool = ThreadPoolExecutor(max_workers=min(worth, len(os.sched_getaffinity(0))))
-    said = time.monotonic()
+    chunks = [items[start : start + ITEMS_PER_CHUNK] for start in range(0, len(items), ITEMS_PER_CHUNK)]
+    threads = max(MIN_THREADS, size_bytes // max(len(items), 1) // BYTES_PER_THREAD)
+    pool = ThreadPoolExecutor(max_workers=min(threads, len(os.sched_getaffinity(0))))
+    reported_at = time.monotonic()
     try:
         done = 0
         for outcomes in pool.map(lambda chunk: [work(item) for item in chunk], chunks):
             yield from outcomes
             done += len(outcomes)
-            if time.monotonic() - said > REPORT_EVERY_S:
+            if time.monotonic() - reported_at > REPORT_EVERY_S:
                 progress(f"{done_word} {done:,} of {len(items):,} images")
-                said = time.monotonic()
+                reported_at = time.monotonic()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -1,9 +1,9 @@
-"""Labelled images as the loaders take them. Not a data set itself; numpy and Pillow load when needed."""
+"""Labelled images as the loaders take them. Imports numpy and Pillow only when needed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from workloads.errors import DatasetError
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from PIL import Image
 
 UNSIGNED_8 = 255.0
-"""What a pixel of 1.0 is stored as."""
+"""Stored value of a pixel of 1.0."""
 
 GRAY_MODES = frozenset({"1", "L", "LA", "I", "I;16", "F"})
-"""Pillow's modes that hold one channel (an alpha channel is dropped)."""
+"""Pillow modes of one channel (an alpha channel is dropped)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,21 +30,21 @@ class Split:
     images: NDArray[np.uint8]
     """(images, channels, height, width); memory-mapped where it comes from a cache."""
     files: tuple[Path, ...] | None = None
-    """Where each image was decoded from; the ``dataloader`` loader decodes it again, as the published settings do."""
+    """File of each image; the ``dataloader`` loader decodes it again, as the published experiments do."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def part(self, indices: NDArray[np.int64]) -> Split:
-        """Some of the images, in the order of ``indices``."""
+        """Return some of the images, in the order of ``indices``."""
         files = None if self.files is None else tuple(self.files[index] for index in indices)
         return Split(self.labels[indices], self.images[indices], files)
 
     def pil(self, index: int) -> Image.Image:
-        """One image as Pillow has it.
+        """Return one image for Pillow.
 
         Raises:
-            DatasetError: its file is gone or damaged.
+            DatasetError: its file is missing or damaged.
         """
         channels, size = self.images.shape[1:3]
         if self.files is not None:
@@ -62,30 +62,36 @@ class ImageData:
     train: Split
     test: Split
     class_names: tuple[str, ...]
-    channels: int
-    image_size: int
-    """Pixels a side of a stored image; loaders resize from it to what the model is fed."""
     mean: tuple[float, ...]
     """Per channel over the training images, black 0 and white 1."""
     std: tuple[float, ...]
     digest: str
-    """Of the content; equal to what the declaration's ``digest`` says while nothing has changed."""
+    """Of the content; equals the declaration's ``digest`` while nothing has changed."""
+
+    @classmethod
+    def of(cls, train: Split, test: Split, *, class_names: tuple[str, ...], digest: str) -> Self:
+        """Compute mean and deviation from the training images."""
+        return cls(train, test, class_names, *statistics(train.images), digest)
+
+    @property
+    def channels(self) -> int:
+        return int(self.train.images.shape[1])
 
     @property
     def size(self) -> int:
-        """Pixels a side of a stored image."""
-        return self.image_size
+        """Pixels per side of a stored image; loaders resize it to the model's input size."""
+        return int(self.train.images.shape[-1])
 
 
 def statistics(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, black 0 and white 1; exact, so equal on every machine.
+    """Return mean and standard deviation of each channel, black 0 and white 1; exact, so equal on every machine.
 
-    A channel that never varies gets a deviation of 1, so that normalising stays finite.
+    A constant channel gets a deviation of 1, so that normalizing stays finite.
     """
     import numpy as np
 
     counts = np.zeros((images.shape[1], 256), np.int64)
-    for start in range(0, len(images), 1024):  # bounded memory: the images may be a mapped file larger than it
+    for start in range(0, len(images), 1024):  # the images may be a mapped file larger than memory
         for channel, count in enumerate(counts):
             count += np.bincount(images[start : start + 1024, channel].ravel(), minlength=256)
     levels = np.arange(256) / UNSIGNED_8
@@ -96,10 +102,10 @@ def statistics(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[floa
 
 
 def decode(path: Path, *, channels: int, size: int) -> Image.Image:
-    """Read an image file as gray or RGB, ``size`` pixels a side: shorter side resized, centre cropped where it differs.
+    """Read an image file as gray or RGB at ``size`` x ``size`` pixels: resize the shorter side, crop the centre.
 
     Raises:
-        DatasetError: the file is gone, damaged or no image; it is named.
+        DatasetError: the file is missing, damaged or no image.
     """
     from PIL import Image
 
@@ -118,12 +124,13 @@ def decode(path: Path, *, channels: int, size: int) -> Image.Image:
 
 
 def unreadable(path: Path, error: Exception) -> DatasetError:
-    """The error for an image file that cannot be read, or is so large that PIL will not."""
+    """Return the error for an image file that Pillow cannot read, or does not read because of its size."""
     from PIL import Image
 
+    # Pillow raises this above twice Image.MAX_IMAGE_PIXELS ("Decompression bomb" in its reference of Image.open).
     if isinstance(error, Image.DecompressionBombError):
         return DatasetError(
-            "this image is too large to be read",
+            "this image is larger than Pillow's limit",
             where=str(path),
             why=str(error),
             hint="make the image smaller; models see far fewer pixels",
@@ -132,5 +139,5 @@ def unreadable(path: Path, error: Exception) -> DatasetError:
         "cannot read this image",
         where=str(path),
         why=str(error) or type(error).__name__,
-        hint="put a whole copy of the file in its place, or delete it together with the data set's .orchestrate-cache",
+        hint="put a whole copy of the file in its place, or delete it and the data set's .orchestrate-cache",
     )

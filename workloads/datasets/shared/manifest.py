@@ -1,4 +1,4 @@
-"""What an image folder holds, noted once and compared cheaply afterwards. Used by ``imagefolder``.
+"""Content of an image folder, recorded once and compared cheaply afterwards. Used by ``imagefolder``.
 
     CACHE/manifest.json   Summary: signature (names, sizes and times), content digest, classes, counts
     CACHE/files           Facts of every file; read only when the signature no longer matches
@@ -19,14 +19,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from workloads.datasets.shared.file_tasks import held, in_threads, sha256
+from workloads.datasets.shared.file_tasks import in_threads, locked, sha256
 from workloads.datasets.shared.image_data import GRAY_MODES, unreadable
 from workloads.errors import DatasetError
 from workloads.files.json_file import read_json, write_bytes, write_json
 
 VERSION = 1
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
-"""torchvision's; files with other endings, and hidden ones, are passed over."""
+"""Those of torchvision's ImageFolder; files with other endings, and hidden ones, are ignored."""
 CACHE_NAME = ".orchestrate-cache"
 
 
@@ -56,7 +56,7 @@ class Listing:
 
 
 class Facts(NamedTuple):
-    """What one file was when it was read."""
+    """Properties of one file when it was read."""
 
     size: int
     mtime_ns: int
@@ -81,7 +81,7 @@ class Summary:
     num_test: int
     channels: int
     image_size: int
-    """Pixels a side when all images are square and of one size, else 0."""
+    """Pixels per side when all images are square and of one size, else 0."""
     sizes: str
     """For people: ``32 x 32``, or ``75 x 100 to 500 x 375``."""
 
@@ -90,7 +90,7 @@ def scan(folder: Path) -> Listing:
     """List the images.
 
     Raises:
-        DatasetError: a split or class folder is missing or empty, or a link leads out of the data root; it is named.
+        DatasetError: a split or class folder is missing or empty, or a link leads out of the data set.
     """
     try:
         classes = {split: _class_folders(folder, split) for split in ("train", "test")}
@@ -98,7 +98,7 @@ def scan(folder: Path) -> Listing:
             for name in classes[other]:
                 if name not in classes[split]:
                     raise DatasetError(
-                        f"class folder missing: {other} has it, {split} has not",
+                        f"class folder missing: {other} has it, {split} does not",
                         where=str(folder / split / name),
                         hint="both splits need the same classes: restore the folder, or remove it from the other split",
                     )
@@ -130,12 +130,12 @@ def _images(folder: Path, below: str) -> list[Entry]:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
-                hint = "images lie directly in their class folder: move them up, or the folder away"
+                hint = "images lie directly in their class folder: move them up, or move the folder away"
                 raise DatasetError("a folder inside a class folder", where=entry.path, hint=hint)
             if os.path.splitext(entry.name)[1].lower() in SUFFIXES and _inside(entry, folder):  # noqa: PTH122 (speed)
-                if not entry.is_file():  # opening a pipe would wait for ever
+                if not entry.is_file():  # opening a named pipe blocks until somebody writes (fifo(7))
                     hint = "put the image itself in its place, or remove it"
-                    raise DatasetError("a link to nothing, or no file at all", where=entry.path, hint=hint)
+                    raise DatasetError("a broken link, or not a regular file", where=entry.path, hint=hint)
                 stat = entry.stat()
                 found.append(Entry(f"{below}/{entry.name}", stat.st_size, stat.st_mtime_ns))
     if not found:
@@ -145,27 +145,27 @@ def _images(folder: Path, below: str) -> list[Entry]:
 
 
 def _inside(entry: os.DirEntry[str], folder: Path) -> bool:
-    """True, or an error for a link that leads out of the data set."""
+    """Return True; raise DatasetError for a link that leads out of the data set."""
     if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(folder.resolve()):
         raise DatasetError(
             "a link that leads out of the data set",
             where=entry.path,
             why=f"it leads to {Path(entry.path).resolve()}",
-            hint="put the file itself here: what it leads to may change without notice",
+            hint="put the file itself here: the link's target may change without notice",
         )
     return True
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A summary on disk and the folder it lies in."""
+    """A summary on disk and its folder."""
 
     cache: Path
     summary: Summary
 
     @cached_property
     def table(self) -> dict[str, Facts]:
-        """Facts by path; empty when the file is missing, damaged or of another summary."""
+        """Facts by path; empty when the file is missing, damaged or belongs to another summary."""
         try:
             content = (self.cache / "files").read_bytes()
         except OSError:
@@ -177,7 +177,7 @@ class Manifest:
         return {p: Facts(int(s), int(m), digest, int(w), int(h), int(c)) for p, s, m, digest, w, h, c in rows}
 
     def changed(self, listing: Listing) -> list[Entry]:
-        """Files that are new, or of another size or time than noted."""
+        """Return files that are new or whose size or time differs from the record."""
         return [entry for entry in listing.entries if self._unchanged(entry) is None]
 
     def _unchanged(self, entry: Entry) -> Facts | None:
@@ -185,36 +185,23 @@ class Manifest:
         return facts if facts is not None and facts[:2] == entry[1:] else None
 
     def hashes(self, listing: Listing) -> list[str]:
-        """Content digest of every file as it is now; reads changed ones only. Raises OSError."""
+        """Return the content digest of every file as it is now; reads changed ones only. Raises OSError."""
         known = (self._unchanged(entry) for entry in listing.entries)
         return [
             facts.sha256 if facts is not None else sha256(listing.folder / entry.path)
             for entry, facts in zip(listing.entries, known, strict=True)
         ]
 
-    def insist_on_all(self, listing: Listing) -> None:
-        """Raises DatasetError when a noted file is gone."""
+    def require_all(self, listing: Listing) -> None:
+        """Raise DatasetError when a recorded file is missing."""
         gone = sorted(self.table.keys() - {entry.path for entry in listing.entries})
         if gone:
             raise DatasetError(
-                f"{len(gone):,} of the data set's {len(self.table):,} images are gone, this one first",
+                f"{len(gone):,} of the data set's {len(self.table):,} images are missing, this one first",
                 where=str(listing.folder / gone[0]),
-                why="they were there when the data set was first read; a scratch purge, or an interrupted copy?",
-                hint=f"put them back; if they are meant to be gone, delete {self.cache} and prepare again",
+                why="they were there at the first use; did a scratch purge delete them, or was a copy interrupted?",
+                hint=f"put them back; if you deleted them on purpose, delete {self.cache} and prepare again",
             )
-
-    def facts(self, listing: Listing, progress: Callable[[str], None]) -> list[Facts]:
-        """Facts of every file; reads changed ones only.
-
-        Raises:
-            DatasetError: a file is no image; it is named.
-        """
-        changed = self.changed(listing)
-        progress(f"reading {len(changed):,} of {len(listing.entries):,} images in {listing.folder}")
-        size_bytes = sum(entry.size for entry in changed)
-        found = in_threads(lambda e: _read(listing.folder, e), changed, progress, "read", size_bytes=size_bytes)
-        read = dict(zip(changed, found, strict=True))
-        return [read.get(entry) or self.table[entry.path] for entry in listing.entries]
 
 
 def _read(folder: Path, entry: Entry) -> Facts:
@@ -231,13 +218,13 @@ def _read(folder: Path, entry: Entry) -> Facts:
 
 
 def content_digest(listing: Listing, hashes: list[str]) -> str:
-    """Digest of the whole data set."""
+    """Return the digest of the whole data set."""
     lines = (f"{entry.path}\0{digest}\n" for entry, digest in zip(listing.entries, hashes, strict=True))
     return hashlib.sha256(os.fsencode("".join(lines))).hexdigest()
 
 
 def cache_folders(folder: Path) -> list[Path]:
-    """Where a data set's caches may lie: with the data, or with the user."""
+    """Return the folders that may hold a data set's cache: beside the data, and below the user's cache folder."""
     folders = [folder / CACHE_NAME]
     with contextlib.suppress(RuntimeError):  # no home folder
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -246,18 +233,18 @@ def cache_folders(folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def building(folder: Path, progress: Callable[[str], None]) -> Iterator[Path]:
-    """The first cache folder that can be written, locked.
+def writable_cache(folder: Path, progress: Callable[[str], None]) -> Iterator[Path]:
+    """Yield the first cache folder that can be written, locked.
 
     Raises:
-        DatasetError: none can, another process does not let go, or writing failed.
+        DatasetError: none can be written, another process keeps the lock, or writing failed.
     """
     with contextlib.ExitStack() as stack:
         failures = []
         for cache in cache_folders(folder):
             try:
                 cache.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(held(cache / "lock", progress))
+                stack.enter_context(locked(cache / "lock", progress))
             except OSError as error:
                 failures.append(f"{cache}: {error.strerror or error}")
                 continue
@@ -270,12 +257,12 @@ def building(folder: Path, progress: Callable[[str], None]) -> Iterator[Path]:
 
 
 def _unwritable(where: Path, why: str) -> DatasetError:
-    hint = "make room there, or name a folder you can write with XDG_CACHE_HOME"
-    return DatasetError("cannot keep the data set's cache", where=str(where), why=why.strip(), hint=hint)
+    hint = "free space there, or set XDG_CACHE_HOME to a folder you can write"
+    return DatasetError("cannot write the data set's cache", where=str(where), why=why.strip(), hint=hint)
 
 
 def newest(folder: Path, signature: str = "") -> Manifest | None:
-    """The manifest with this signature; else the one beside the data; else the user's; None before the first use."""
+    """Return the manifest with this signature; else the one beside the data; else the user's; None before any use."""
     found = [m for cache in cache_folders(folder) if (m := _manifest(cache)) is not None]
     return next((m for m in found if m.summary.signature == signature), found[0] if found else None)
 
@@ -285,58 +272,55 @@ def _manifest(cache: Path) -> Manifest | None:
         data = read_json(cache / "manifest.json")
         summary = Summary(**{**data, "class_names": tuple(data["class_names"])})
     except (OSError, ValueError, TypeError, KeyError):
-        return None  # never made, damaged, or of another version: made anew
+        return None  # absent, damaged, or of another version: replaced at the next use
     return Manifest(cache, summary) if summary.version == VERSION else None
 
 
-def up_to_date(listing: Listing, progress: Callable[[str], None]) -> Summary:
-    """The summary of the data set as it is now, made or renewed where needed.
+def update(listing: Listing, progress: Callable[[str], None]) -> Summary:
+    """Return the summary of the data set as it is now; write a new manifest where the old one no longer matches.
 
     Raises:
-        DatasetError: images are gone or unreadable, or there is nowhere to keep the manifest.
+        DatasetError: images are missing or unreadable, or no folder can hold the manifest.
     """
     found = newest(listing.folder, listing.signature)
     if found is not None and found.summary.signature == listing.signature:
         return found.summary
-    with building(listing.folder, progress) as cache:
+    with writable_cache(listing.folder, progress) as cache:
         found = newest(listing.folder, listing.signature)
         if found is not None and found.summary.signature == listing.signature:
-            return found.summary  # another process was faster
-        before = found or Manifest(cache, _NOTHING)
-        before.insist_on_all(listing)
-        facts = before.facts(listing, progress)
-        summary = _summary(listing, facts)
+            return found.summary  # another process wrote it meanwhile
+        if found is not None:
+            found.require_all(listing)
+        facts = _facts(found, listing, progress)
         rows = (
             f"{entry.path}\0" + "".join(f"{fact}\0" for fact in row)
             for entry, row in zip(listing.entries, facts, strict=True)
         )
         table = os.fsencode("".join(rows))
-        summary = dataclasses.replace(summary, table_sha256=hashlib.sha256(table).hexdigest())
+        summary = _summary(listing, facts, hashlib.sha256(table).hexdigest())
         write_bytes(cache / "files", table)
         write_json(cache / "manifest.json", dataclasses.asdict(summary))
         return summary
 
 
-_NOTHING = Summary(
-    signature="",
-    digest="",
-    table_sha256="",
-    class_names=(),
-    num_train=0,
-    num_test=0,
-    channels=0,
-    image_size=0,
-    sizes="",
-)
+def _facts(known: Manifest | None, listing: Listing, progress: Callable[[str], None]) -> list[Facts]:
+    """Return the facts of every file; reads changed ones only. Raises DatasetError for a file that is no image."""
+    changed = known.changed(listing) if known else listing.entries
+    progress(f"reading {len(changed):,} of {len(listing.entries):,} images in {listing.folder}")
+    size_bytes = sum(entry.size for entry in changed)
+    found = in_threads(lambda e: _read(listing.folder, e), changed, progress, "read", size_bytes=size_bytes)
+    read = dict(zip(changed, found, strict=True))
+    table = known.table if known else {}
+    return [read.get(entry) or table[entry.path] for entry in listing.entries]
 
 
-def _summary(listing: Listing, facts: list[Facts]) -> Summary:
+def _summary(listing: Listing, facts: list[Facts], table_sha256: str) -> Summary:
     sizes = sorted({(row.width, row.height) for row in facts}, key=lambda size: size[0] * size[1])
     small, large = (f"{width} x {height}" for width, height in (sizes[0], sizes[-1]))
     return Summary(
         signature=listing.signature,
         digest=content_digest(listing, [row.sha256 for row in facts]),
-        table_sha256="",
+        table_sha256=table_sha256,
         # A name that is not UTF-8 must still reach JSON files and tables.
         class_names=tuple(os.fsencode(name).decode("utf-8", "backslashreplace") for name in listing.class_folders),
         num_train=listing.num_train,

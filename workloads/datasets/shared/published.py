@@ -1,4 +1,4 @@
-"""Published files and how they get below the data root: verified, whole or not at all. Not a data set itself."""
+"""Published files below the data root: downloaded, verified, whole or absent."""
 
 from __future__ import annotations
 
@@ -12,46 +12,144 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from workloads.datasets.shared.file_tasks import held
+from workloads.datasets.shared.file_tasks import locked, require_root
 from workloads.errors import DatasetError
+from workloads.files.json_file import write_bytes
+from workloads.registry import Problem
 
 TIMEOUT_S = 30.0
 CHUNK_BYTES = 1 << 20
+_ALGORITHM_NAMES = {"md5": "MD5", "sha256": "SHA-256"}
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedFile:
     """A file as its publishers describe it."""
 
     name: str
-    urls: Sequence[str]
-    algorithm: str
-    """``md5`` or ``sha256``; MD5 where nothing better was published."""
     digest: str
     """Hex; of ``sha256`` it may be the first digits only, as in names such as ``resnet50-0676ba61.pth``."""
-    limit_bytes: int
-    """More than it has: an error page or endless stream is cut off here."""
+    algorithm: str = "sha256"
+    """``md5`` or ``sha256``; MD5 where the publishers give nothing better."""
+    urls: Sequence[str] = ()
+    min_bytes: int = 0
+    max_bytes: int = 2 << 30
+    """Downloads stop here, in case a server answers with an endless stream."""
+
+    def size_fault(self, path: Path) -> str:
+        """Why the size of a file is wrong; empty when it is plausible. Raises OSError."""
+        size = path.stat().st_size
+        if self.min_bytes <= size <= self.max_bytes:
+            return ""
+        expected = self.min_bytes if self.min_bytes == self.max_bytes else f"{self.min_bytes} to {self.max_bytes}"
+        return f"{size} bytes, not {expected}"
 
     def fault(self, path: Path) -> str:
         """Why a file is not this one; empty when it is."""
         try:
+            if wrong_size := self.size_fault(path):
+                return wrong_size
             with open(path, "rb") as stream:
-                found = hashlib.file_digest(stream, self.algorithm).hexdigest()
+                return self._digest_fault(hashlib.file_digest(stream, self.algorithm).hexdigest())
         except OSError as error:
             return error.strerror or str(error)
-        return "" if found.startswith(self.digest) else f"{self.algorithm.upper()} {found}, not {self.digest}"
+
+    def write(self, folder: Path, content: bytes, archive: Path) -> None:
+        """Write the file as an archive holds it.
+
+        Raises:
+            DatasetError: the archive holds something else.
+        """
+        found = hashlib.new(self.algorithm, content, usedforsecurity=False).hexdigest()
+        if fault := self._digest_fault(found):
+            raise DatasetError(f"{self.name} in this archive is not the published file", where=str(archive), why=fault)
+        write_bytes(folder / self.name, content)
+
+    def _digest_fault(self, found: str) -> str:
+        if found.startswith(self.digest):
+            return ""
+        return f"{_ALGORITHM_NAMES[self.algorithm]} {found}, not {self.digest}"
+
+
+@dataclass(slots=True)
+class PublishedFolder:
+    """The files of one data set in their folder below the data root.
+
+    ``path``, ``check``, ``digest`` and ``prepare`` are those of a :class:`workloads.registry.DatasetDeclaration`.
+    """
+
+    title: str
+    below: str
+    """The folder, relative to the data root."""
+    files: Sequence[PublishedFile]
+    install: Callable[[Path, Sequence[PublishedFile], Callable[[str], None]], None]
+    """(folder, missing or damaged files, progress) puts those files in place."""
+    fix: str
+    """How users get the files."""
+
+    def path(self, root: Path | None, name: str) -> Path:
+        """Return the folder. Raises DatasetError without a data root."""
+        return require_root(root, name) / self.below
+
+    def check(self, root: Path | None, name: str) -> list[Problem]:
+        """Report missing files and wrong sizes."""
+        try:
+            folder = self.path(root, name)
+        except DatasetError as error:
+            return [Problem(where=error.where, what=error.what, fix=error.hint)]
+        problems = []
+        for file in self.files:
+            try:
+                fault = file.size_fault(folder / file.name)
+                what = f"{fault}: truncated or another file" if fault else ""
+            except OSError as error:
+                what = f"missing ({error.strerror})"
+            if what:
+                problems.append(Problem(where=str(folder / file.name), what=what, fix=self.fix))
+        return problems
+
+    def digest(self, root: Path | None, name: str) -> str:
+        """Return the digest of the whole data set, which ``load`` requires; empty while files are missing."""
+        return "" if self.check(root, name) else self.published_digest()
+
+    def published_digest(self) -> str:
+        return hashlib.sha256("".join(file.digest for file in self.files).encode()).hexdigest()
+
+    def prepare(self, root: Path | None, name: str, progress: Callable[[str], None]) -> None:
+        """Install what is missing or damaged; of several processes one does the work."""
+        folder = self.path(root, name)
+        if not self._faults(folder):
+            progress(f"{name}: {folder} is whole")
+            return
+        with prepare_lock(folder, name, self.title, progress):
+            # Another process may have installed the files while this one waited for the lock.
+            if faults := self._faults(folder):
+                self.install(folder, [file for file, _ in faults], progress)
+        progress(f"{name}: ready in {folder}")
+
+    def verified(self, root: Path | None, name: str) -> Path:
+        """Return the folder, after reading every file. Raises DatasetError that names the first wrong file."""
+        folder = self.path(root, name)
+        for file, fault in self._faults(folder):
+            raise DatasetError(
+                f"missing or damaged file of {self.title}", where=str(folder / file.name), why=fault, hint=self.fix
+            )
+        return folder
+
+    def _faults(self, folder: Path) -> list[tuple[PublishedFile, str]]:
+        return [(file, fault) for file in self.files if (fault := file.fault(folder / file.name))]
 
 
 @contextlib.contextmanager
-def writing(folder: Path, name: str, what: str, progress: Callable[[str], None]) -> Iterator[None]:
-    """Make a folder and hold its lock, so that of two processes one does the work.
+def prepare_lock(folder: Path, name: str, what: str, progress: Callable[[str], None]) -> Iterator[None]:
+    """Create a folder and hold its lock while its files are written.
 
     Raises:
-        DatasetError: it cannot be written.
+        DatasetError: the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with held(folder / ".prepare.lock", progress):
+        with locked(folder / ".prepare.lock", progress):
             yield
     except OSError as error:
         raise DatasetError(
@@ -62,38 +160,41 @@ def writing(folder: Path, name: str, what: str, progress: Callable[[str], None])
         ) from error
 
 
-def fetch(file: Published, target: Path, progress: Callable[[str], None]) -> None:
-    """Download a file to a name, by way of a temporary one beside it.
+def fetch(file: PublishedFile, target: Path, progress: Callable[[str], None]) -> None:
+    """Download a file under a temporary name, verify it and rename it; does nothing where it is already whole.
 
     Raises:
-        DatasetError: no address gave a good copy; each attempt is named.
-        OSError: it cannot be written.
+        DatasetError: no address gave a good copy; the message lists each attempt.
+        OSError: the folder cannot be written.
     """
-    attempts = []
+    fault = file.fault(target)
+    if not fault:
+        return
+    attempts = [f"{target}: {fault}"] if target.exists() else []
     for url in file.urls:
         progress(f"{file.name} from {url}")
-        descriptor, scratch = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
             with open(descriptor, "wb") as stream:
-                trouble = download(url, stream, file.limit_bytes)
-            trouble = trouble or file.fault(Path(scratch))
-            if not trouble:
-                os.chmod(scratch, 0o644)
-                os.replace(scratch, target)
+                fault = download(url, stream, file.max_bytes)
+            fault = fault or file.fault(Path(temporary))
+            if not fault:
+                os.chmod(temporary, 0o644)
+                os.replace(temporary, target)
                 return
-            attempts.append(f"{url}: {trouble}")
+            attempts.append(f"{url}: {fault}")
         finally:
-            Path(scratch).unlink(missing_ok=True)
+            Path(temporary).unlink(missing_ok=True)
     raise DatasetError(
-        f"no good copy of {file.name} could be had",
+        f"no good copy of {file.name} found",
         where=str(target),
         why="; ".join(attempts),
         hint=f"where there is no network, put the file there by hand: it is published at {file.urls[0]}",
     )
 
 
-def download(url: str, stream: BinaryIO, limit_bytes: int) -> str:
-    """Copy what an address gives to a stream; why that did not work, empty when it did.
+def download(url: str, stream: BinaryIO, max_bytes: int) -> str:
+    """Copy what a server answers to a stream; return why that failed, empty on success.
 
     Raises:
         OSError: the stream cannot be written.
@@ -104,7 +205,7 @@ def download(url: str, stream: BinaryIO, limit_bytes: int) -> str:
 
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 (schemes are fixed by the callers)
-            left = limit_bytes
+            left = max_bytes
             while left > 0:
                 try:
                     content: bytes = answer.read(min(CHUNK_BYTES, left))

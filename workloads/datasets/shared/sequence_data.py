@@ -1,6 +1,4 @@
-"""Sequences of symbols as the loaders take them: of each position, the symbol that follows is to be told. Not a data
-set itself.
-"""
+"""Sequences of symbols as the loaders take them; a model predicts each next symbol."""
 
 from __future__ import annotations
 
@@ -17,14 +15,14 @@ class SequenceData:
     """A whole data set of sequences of one length, verified."""
 
     train: NDArray[np.uint8]
-    """(sequences, positions + 1): the model is fed all but the last symbol, and is to answer all but the first."""
+    """(sequences, positions + 1): all but the last symbol are the input, all but the first the targets."""
     test: NDArray[np.uint8]
     class_names: tuple[str, ...]
     """The symbols, by number."""
     digest: str
-    """Of the content; equal to what the declaration's ``digest`` says while nothing has changed."""
+    """Of the content; equals the declaration's ``digest`` while nothing has changed."""
     channels: int = 1
-    """As models are told; a position has one symbol."""
+    """Models take it as a number of input channels; a position holds one symbol."""
 
     @property
     def size(self) -> int:

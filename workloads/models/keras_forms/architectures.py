@@ -1,4 +1,4 @@
-"""``cnn``, ``vgg16`` and ``resnet50`` as lists of Keras layers, as many as torch's form is cut into, in the same order.
+"""``cnn``, ``vgg16`` and ``resnet50`` as lists of Keras layers: the same number and order as the torch form's.
 
 So the option ``balance`` of a strategy that cuts models means the same in both frameworks.
 """
@@ -11,26 +11,27 @@ from typing import Any
 import keras
 
 from workloads.contract import TrainConfig
+from workloads.models.cnn import ASSUMED_DROPOUT
 from workloads.models.keras_forms.layers import AdaptiveAveragePool, Maker
 
 VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
-"""Filters of its convolutions; 0 is a pooling."""
+"""Filters of the convolutions; 0 is a pooling."""
 RESNET50 = ((64, 3), (128, 4), (256, 6), (512, 3))
-"""(width, blocks) of its stages."""
+"""(width, blocks) of the stages."""
 
 
-def cnn(make: Maker, _config: TrainConfig, classes: int, dropout: float) -> list[Any]:
-    """See ``workloads.models.cnn``."""
+def cnn(make: Maker, _config: TrainConfig, classes: int) -> list[Any]:
+    """Return the layers of ``workloads.models.cnn``."""
 
-    def convolution(place: int, filters: int) -> list[Any]:
-        return [make.convolution(f"{place}", filters, 3, padding=1), make.batch_norm(f"{place + 1}"), make.relu()]
+    def convolution(index: int, filters: int) -> list[Any]:
+        return [make.convolution(f"{index}", filters, 3, padding=1), make.batch_norm(f"{index + 1}"), make.relu()]
 
-    def linear(place: int, units: int, flattened: tuple[int, int, int] | None = None) -> list[Any]:
+    def linear(index: int, units: int, flattened: tuple[int, int, int] | None = None) -> list[Any]:
         return [
-            make.dropout(dropout),
-            make.linear(f"{place + 1}", units, flattened=flattened),
+            make.dropout(ASSUMED_DROPOUT),
+            make.linear(f"{index + 1}", units, flattened=flattened),
             make.relu(),
-            make.batch_norm(f"{place + 3}"),
+            make.batch_norm(f"{index + 3}"),
         ]
 
     return [
@@ -42,13 +43,13 @@ def cnn(make: Maker, _config: TrainConfig, classes: int, dropout: float) -> list
         make.flatten(),
         *linear(12, 128, (128, 7, 7)),
         *linear(16, 64),
-        make.dropout(dropout),
+        make.dropout(ASSUMED_DROPOUT),
         make.linear("21", classes),
     ]
 
 
 def vgg16(make: Maker, _config: TrainConfig, classes: int) -> list[Any]:
-    """torchvision's, without batch norm."""
+    """Return the layers of torchvision's VGG16."""
     features: list[Any] = []
     for filters in VGG16:
         if filters:
@@ -66,7 +67,7 @@ def vgg16(make: Maker, _config: TrainConfig, classes: int) -> list[Any]:
 
 
 def resnet50(make: Maker, config: TrainConfig, classes: int) -> list[Any]:
-    """torchvision's, with the configured stem."""
+    """Return the layers of torchvision's ResNet-50, with the configured stem."""
     small = config.stem == "cifar"
     stem = [
         make.convolution(
@@ -92,7 +93,7 @@ def _stages(make: Maker) -> Iterator[Any]:
 
 
 class Bottleneck(keras.layers.Layer):  # type: ignore[misc]
-    """A residual block; like torchvision's it strides in its second convolution."""
+    """A residual block; the second convolution has the stride, as torchvision's (ResNet v1.5)."""
 
     def __init__(self, make: Maker, name: str, width: int, stride: int, *, project: bool) -> None:
         super().__init__(name=name)

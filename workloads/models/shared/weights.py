@@ -1,8 +1,7 @@
-"""Published weights that ``pretrained = true`` starts from, below ``$ORCHESTRATE_DATA/weights/``. Not a model itself.
+"""Published weights that ``pretrained = true`` starts from, in ``$ORCHESTRATE_DATA/weights/``.
 
-``orchestrate data prepare weights/MODEL`` is the only one that downloads. A job reads the file it finds there, whose
-digest must be the published one, into the model as it was built from the seed: all but the classifier, which stays new
-because the data set has other classes.
+Only ``orchestrate data prepare weights/MODEL`` downloads. A job checks the file's digest and loads it into the
+model that it built from the seed: all parameters but those of the classifier, since the data set has other classes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.datasets.shared.published import Published, fetch, writing
+from workloads.datasets.shared.file_tasks import require_root
+from workloads.datasets.shared.published import PublishedFile, fetch, prepare_lock
 from workloads.errors import DatasetError
 from workloads.registry import WEIGHTS, Problem
 
@@ -21,56 +21,50 @@ if TYPE_CHECKING:
 
 FOLDER = "weights"
 TORCHVISION = "https://download.pytorch.org/models/"
-LIMIT_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One model's. ``prepare`` and ``check`` are called as those of a data set."""
+    """Pretrained weights of one model. ``prepare`` and ``check`` are called like those of a data set."""
 
-    file: Published
+    file: PublishedFile
     classifier: str
     """The last layer, as the model names it."""
     rename: Callable[[str], str] = str
-    """(name in the file) -> the model's own; empty for what the model works out itself."""
+    """(name in the file) -> name in the model; empty for buffers that the model computes itself."""
     smallest_px: int = 1
-    """Below this image size the model has another shape."""
+    """Below this image size the parameters have other shapes."""
     packages: tuple[str, ...] = ()
 
     def path(self, root: Path) -> Path:
         return root / FOLDER / self.file.name
 
     def check(self, root: Path | None, name: str) -> list[Problem]:
-        """Cheap look: presence, not content."""
+        """Report missing files; contents are not read."""
         fix = f"orchestrate data prepare {WEIGHTS}{name.removeprefix(WEIGHTS)}"
         if root is None:
-            return [Problem(where="ORCHESTRATE_DATA", what="no folder for data is set, which holds weights", fix=fix)]
+            return [Problem(where="ORCHESTRATE_DATA", what="no data folder is set, which holds weights", fix=fix)]
         if not self.path(root).is_file():
             return [Problem(where=str(self.path(root)), what="pretrained weights are missing", fix=fix)]
         return []
 
     def prepare(self, root: Path | None, name: str, progress: Callable[[str], None]) -> None:
         """Fetch and verify. Raises DatasetError."""
-        if root is None:
-            raise _no_root(name)
-        path = self.path(root)
+        path = self.path(require_root(root, name))
         if self.file.fault(path):
-            with writing(path.parent, name, "weights", progress):
-                if self.file.fault(path):  # asked again: another process may have done it while this one waited
-                    fetch(self.file, path, progress)
+            with prepare_lock(path.parent, name, "weights", progress):
+                fetch(self.file, path, progress)
         progress(f"{name}: {path} is whole")
 
     def load(self, module: nn.Module, root: Path | None, name: str) -> None:
-        """Put them into a model, as it was built.
+        """Load them into a newly built model.
 
         Raises:
-            DatasetError: they are missing, damaged, or of another model; the file is named.
+            DatasetError: the file is missing, damaged, or belongs to another model.
         """
         import torch
 
-        if root is None:
-            raise _no_root(name)
-        path = self.path(root)
+        path = self.path(require_root(root, name))
         fault = self.file.fault(path)
         if fault:
             raise DatasetError(
@@ -83,31 +77,23 @@ class Weights:
         for given in list(state):
             own, value = self.rename(given), state.pop(given)
             if own and not own.startswith(f"{self.classifier}."):
-                state[own] = value  # in place: what torch notes about its format stays with it
+                state[own] = value  # in place, to keep the state dict's _metadata, by which modules convert old formats
         try:
             missing, unknown = module.load_state_dict(state, strict=False)
         except RuntimeError as error:
-            raise _other_model(path, name, str(error)) from error
-        # Files from before batch norm counted its batches lack the counts.
+            raise _of_another_model(path, name, str(error)) from error
+        # torch counts batches in batch norm since 0.4.1; older files lack num_batches_tracked.
         left_out = [key for key in missing if not key.startswith(f"{self.classifier}.")]
         left_out = [key for key in left_out if not key.endswith("num_batches_tracked")]
         if left_out or unknown:
-            raise _other_model(path, name, f"left out: {left_out[:3]}, unknown: {list(unknown)[:3]}")
+            raise _of_another_model(path, name, f"left out: {left_out[:3]}, unknown: {list(unknown)[:3]}")
 
 
 def torchvision(file_name: str, classifier: str, **more: Any) -> Weights:
-    """Of a file whose name ends in the first digits of its SHA-256, as torchvision's do."""
+    """Return the weights in a file of torchvision, whose name ends in the first digits of its SHA-256."""
     digest = file_name.rpartition("-")[2].partition(".")[0]
-    return Weights(Published(file_name, (TORCHVISION + file_name,), "sha256", digest, LIMIT_BYTES), classifier, **more)
+    return Weights(PublishedFile(file_name, digest, urls=(TORCHVISION + file_name,)), classifier, **more)
 
 
-def _no_root(name: str) -> DatasetError:
-    return DatasetError(
-        f"{name} needs a folder for data, and none is set",
-        where="ORCHESTRATE_DATA",
-        hint="export ORCHESTRATE_DATA=/path/to/data, give --data, or set data in cluster.toml",
-    )
-
-
-def _other_model(path: Path, name: str, why: str) -> DatasetError:
+def _of_another_model(path: Path, name: str, why: str) -> DatasetError:
     return DatasetError(f"not the weights of {name}", where=str(path), why=why)
