@@ -1,12 +1,12 @@
-"""How quickly 40,000 cells become a plan, beside Hydra's compose and ReFrame's listing.
+"""Time to plan 40,000 cells, compared with Hydra's compose and ReFrame's listing.
 
-    python benchmarks/plan.py [--cells 40000] [--repeats 5] [--json]
+    python -m benchmarks.plan [--cells 40000] [--repeats 5] [--json]
 
-Needs hydra-core and reframe-hpc beside the project. Planning here is what ``orchestrate plan`` does inside Python: the
-file is parsed and checked, cells are excluded with reasons and hashed, half of the runs are in a store that the plan is
-diffed against, and job scripts are rendered; writing the plan file is a row of its own. Peers are measured on samples:
-Hydra composes configurations of the same keys one after another in one process; ReFrame lists two sizes, its rate is
-that of the difference, so that its start-up does not count. Medians over repeats taken in turn.
+Needs hydra-core and reframe-hpc. The benchmark times what ``orchestrate plan`` does inside Python: parse and check the
+file, exclude cells with reasons, compute run ids, compare with a store that knows half of the runs, and render the job
+scripts. Writing the plan file is a separate row. The peers are measured on samples: Hydra composes configurations with
+the same keys one after another in one process; ReFrame lists two sizes, and its rate is that of the difference, so its
+start-up does not count. Reports medians over interleaved repeats.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from pathlib import Path
 
 from orchestrator.cluster import cluster_file, resources
 from orchestrator.config import experiment
-from orchestrator.planning import matrix
 from orchestrator.environment.interpreter import Packages
-from orchestrator.planning import plan_file, planner
-from orchestrator.planning.plan import Plan
+from orchestrator.planning import matrix, plan_file, planner
+from orchestrator.planning.plan import CellState, Plan
 from orchestrator.workspace import Workspace
 from workloads.contract import State
 
@@ -58,7 +57,7 @@ TARGETS = {"hydra": 1000, "reframe": 100}
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """One workspace whose store knows half of the runs."""
+    """A workspace whose store knows half of the runs."""
 
     workspace: Workspace
     profile: cluster_file.ClusterProfile
@@ -74,7 +73,7 @@ class Ours:
         workspace = Workspace.at(
             runs=folder / "runs", database=str(folder / "results.db"), experiment=folder / "experiment.toml"
         )
-        ours = cls(workspace, cluster_file.load("sol"), Packages("python", None, "not asked in a benchmark"))
+        ours = cls(workspace, cluster_file.load("sol"), Packages("python", None, "not queried in a benchmark"))
         plan = ours.plan()
         known = plan.runs[::2]
         with open_store(workspace.database) as store:
@@ -88,23 +87,23 @@ class Ours:
         return ours
 
     def expand(self) -> None:
-        """The part before the store and the cluster."""
+        """Parse the experiment and expand its matrix, without store and cluster."""
         spec = experiment.load(self.workspace.experiment)
         matrix.expand(spec, default_cpus=resources.default_cpus(self.profile))
 
     def plan(self) -> Plan:
-        """The whole."""
+        """Make a whole plan, except writing its file."""
         from db import queries
         from db.connect import open_store
 
         spec = experiment.load(self.workspace.experiment)
         with open_store(self.workspace.database) as store:
             records, durations = queries.run_records(store), queries.durations(store)
-        return planner.make(self.workspace, spec, self.profile, None, records, durations, self.packages)
+        return planner.make_plan(self.workspace, spec, self.profile, None, records, durations, self.packages)
 
 
 def hydra_rate(folder: Path) -> float:
-    """Configurations a second."""
+    """Return the configurations that Hydra composes per second."""
     from hydra import compose, initialize_config_dir
 
     (folder / "config.yaml").write_text(
@@ -119,7 +118,7 @@ def hydra_rate(folder: Path) -> float:
 
 
 def reframe_rate(folder: Path) -> float:
-    """Listed tests a second."""
+    """Return the tests that ReFrame lists per second."""
     seconds = [_reframe_s(folder, cells) for cells in REFRAME_CELLS]
     return (REFRAME_CELLS[1] - REFRAME_CELLS[0]) / (seconds[1] - seconds[0])
 
@@ -158,15 +157,15 @@ def _rate(count: int, work: Callable[[], object]) -> float:
 
 
 def measure(cells: int, repeats: int) -> dict[str, float]:
-    """Cells a second of each, median over repeats."""
+    """Return cells per second for each kind of work, median over repeats."""
     rates: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         ours = Ours.prepare(folder, cells)
         plan = ours.plan()
         count = len(plan.runs) + len(plan.excluded)
-        told = plan.counts()
-        assert count >= cells and plan.excluded and told[planner.Action.NEW] and told[planner.Action.FAILED]
+        counts = plan.counts()
+        assert count >= cells and plan.excluded and counts[CellState.NEW] and counts[CellState.FAILED]
         del plan
         kinds: dict[str, Callable[[], float]] = {
             "load and expand": lambda: _rate(count, ours.expand),
@@ -205,8 +204,8 @@ def main() -> None:
     for label, rate in rates.items():
         print(f"{label:16} {rate:10,.0f} cells/s   {arguments.cells / rate:8.2f} s for {arguments.cells:,}")
     for row in rows:
-        verdict = "met" if row["met"] else "missed"
-        print(f"plan / {row['peer']:9} {row['ratio']:10,.0f}x   target {row['target']:,}x: {verdict}")
+        outcome = "met" if row["met"] else "missed"
+        print(f"plan / {row['peer']:9} {row['ratio']:10,.0f}x   target {row['target']:,}x: {outcome}")
 
 
 if __name__ == "__main__":

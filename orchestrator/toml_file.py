@@ -1,4 +1,4 @@
-"""TOML files as people leave them, and what pydantic finds wrong in them as mistakes with a place."""
+"""TOML files: from text to values, and pydantic's errors in our words, each with its place in the file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from orchestrator.errors import Mistake
@@ -15,6 +15,13 @@ from workloads.contract import INT64
 
 KeyPath = tuple[str | int, ...]
 """Keys and list indices from the top of a document down to a value."""
+
+
+class TomlTable(BaseModel):
+    """A table of a file: no unknown key, no silent conversion but int to float; a list becomes a tuple where typed."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
+
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _AT = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
@@ -47,14 +54,14 @@ def decode(content: bytes) -> str:
 
 
 MAX_DEPTH = 100
-"""Of tables and lists in each other: no file of ours has more than ten."""
+"""Levels of tables and lists: no file of ours has more than ten."""
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The document. What is in it can be walked through and shown: nothing nests endlessly, no number is endless.
+    """Parse a document whose depth and numbers are bounded, so that messages can show any value of it.
 
     Raises:
-        TomlError: the text is not TOML, or holds what no key takes.
+        TomlError: the text is not TOML, is nested too deeply, or has a number of more than 64 bits.
     """
     try:
         document = tomllib.loads(text)
@@ -68,22 +75,22 @@ def parse(text: str) -> dict[str, Any]:
             raise TomlError("end of file", f"not TOML: {what}", "") from error
         line = text.split("\n")[int(at[1]) - 1].strip()
         unquoted = _UNQUOTED.fullmatch(line)
-        hint = f'texts stand in quotes: {unquoted["key"]} = "{unquoted["value"].strip()}"' if unquoted else ""
+        hint = f'put the text in quotes: {unquoted["key"]} = "{unquoted["value"].strip()}"' if unquoted else ""
         raise TomlError(f"line {at[1]}, column {at[2]}", f"not TOML: {what}", hint) from error
-    except ValueError as error:  # Python reads no number of thousands of digits
+    except ValueError as error:  # CPython limits int() to 4300 digits (CVE-2020-10735)
         longest = max(_DIGITS.finditer(text), key=lambda found: len(found[0]))
         raise TomlError(f"line {text.count(chr(10), 0, longest.start()) + 1}", *_TOO_LARGE) from error
-    _insist_on_sane_values(document)
+    _check_values(document)
     return document
 
 
 _DIGITS = re.compile(r"[0-9_]+", re.ASCII)
-_TOO_DEEP = ("nested too deeply", "no key takes lists or tables so deep in each other")
+_TOO_DEEP = ("nested too deeply", "no key takes lists or tables nested so deeply")
 _TOO_LARGE = ("a whole number of more than 64 bits", "no key takes so large a number")
 
 
 def _deepest_line(text: str) -> int:
-    """The line with the innermost bracket."""
+    """Return the line with the innermost bracket."""
     depth, line, deepest = 0, 1, (0, 1)
     for character in text:
         line += character == "\n"
@@ -92,7 +99,7 @@ def _deepest_line(text: str) -> int:
     return deepest[1]
 
 
-def _insist_on_sane_values(document: dict[str, Any]) -> None:
+def _check_values(document: dict[str, Any]) -> None:
     waiting: list[tuple[KeyPath, Any]] = [((), document)]
     while waiting:
         place, value = waiting.pop()
@@ -105,7 +112,7 @@ def _insist_on_sane_values(document: dict[str, Any]) -> None:
 
 
 def show(value: object) -> str:
-    """A value as TOML writes it, near enough for a message."""
+    """Write a value about as TOML does, for messages."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -118,7 +125,7 @@ def show(value: object) -> str:
 
 
 def locate(place: Sequence[str | int], document: Any) -> str:
-    """``matrix.lr[1]``; an index is left out where the document has one value and not a list."""
+    """Name a place, as ``matrix.lr[1]``; without the index where the document has a single value instead of a list."""
     text = ""
     here = document
     for step in place:
@@ -134,23 +141,23 @@ def locate(place: Sequence[str | int], document: Any) -> str:
 
 
 def invalid(what: str, hint: str = "") -> PydanticCustomError:
-    """An error for a validator to raise: one mistake at the value itself."""
+    """Make the error that a validator raises for its value."""
     return invalid_values([((), what, hint)])
 
 
 def invalid_values(mistakes: Sequence[tuple[KeyPath, str, str]]) -> PydanticCustomError:
-    """An error for a validator to raise: several mistakes, each (place below the value, what, hint)."""
+    """Make the error that a validator raises for several values, each (place below its own, what, hint)."""
     return PydanticCustomError("mistakes", "{count} mistakes", {"count": len(mistakes), "mistakes": list(mistakes)})
 
 
 def mistakes(error: ValidationError, document: Any, where: str, unknown: Callable[[KeyPath], str]) -> list[Mistake]:
-    """Every error of a validation as a mistake of the file.
+    """Turn every error of a validation into a mistake with its place in the file.
 
     Args:
-        error: what pydantic found.
-        document: the parsed file, to tell one value from a list of one.
-        where: what messages call the file.
-        unknown: the hint for an unknown key at a place.
+        error: of pydantic.
+        document: the parsed file, to tell a single value from a list of one.
+        where: name of the file in messages.
+        unknown: gives the hint for an unknown key at a place.
     """
     return [
         Mistake(": ".join(filter(None, [where, locate(place, document)])), what, hint)
@@ -160,7 +167,7 @@ def mistakes(error: ValidationError, document: Any, where: str, unknown: Callabl
 
 
 def explain(details: ErrorDetails, unknown: Callable[[KeyPath], str]) -> list[tuple[KeyPath, str, str]]:
-    """One pydantic error in our words: (place, what, hint), more than one where a validator reported several."""
+    """Translate one pydantic error to (place, what, hint); several where :func:`invalid_values` made it."""
     place: KeyPath = details["loc"]
     context = details.get("ctx", {})
     kind = details["type"]
@@ -169,12 +176,12 @@ def explain(details: ErrorDetails, unknown: Callable[[KeyPath], str]) -> list[tu
     if kind == "extra_forbidden":
         return [(place, f"unknown key {show(place[-1])}", unknown(place))]
     if kind == "missing":
-        return [(place[:-1], f'there is no "{place[-1]}" here', f'add "{place[-1]}"')]
+        return [(place[:-1], f'"{place[-1]}" is missing', f'add "{place[-1]}"')]
     return [(place, *_describe(kind, details["input"], context, str(place[-1]) if place else ""))]
 
 
 _TABLES_OF = frozenset({"queue", "zip", "when", "exclude", "published"})
-"""Keys whose list has tables in it."""
+"""Keys that hold lists of tables."""
 _KINDS = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -205,7 +212,7 @@ def _describe(kind: str, value: object, context: Mapping[str, Any], key: str) ->
             f"write a value of {words} {bound if isinstance(bound, int) else format(bound, 'g')}",
         )
     if kind == "too_short":
-        return "an empty list: the product over it has no cell", "give at least one value, or remove the key"
+        return "an empty list: the product over it has no cell", "add a value, or remove the key"
     if kind not in _KINDS:
         return f"{show(value)} is not allowed here", "cluster.example.toml and the README show every key"
     return f"{show(value)} is not {_KINDS[kind]}", _hint(kind, value, key)
@@ -217,7 +224,7 @@ def _hint(kind: str, value: object, key: str) -> str:
     if kind in {"int_type", "float_type", "bool_type"} and isinstance(value, str):
         return f"write {value} without quotes" if _BARE_VALUE.fullmatch(value) else ""
     if kind == "string_type" and isinstance(value, int | float):
-        return f'texts stand in quotes: "{show(value)}"'
+        return f'put the text in quotes: "{show(value)}"'
     if kind == "string_type" and hasattr(value, "isoformat"):
         return f'this is a TOML date or time; quote it: "{value}"'
     if _KINDS[kind] == "a list":
@@ -225,7 +232,7 @@ def _hint(kind: str, value: object, key: str) -> str:
             return f"an array of tables has two brackets on each side, such as [[{key}]]"
         return f"write {key} = [{show(value)}]"
     if _KINDS[kind] == "a table":
-        return "write { key = value }, or a table of its own, in brackets"
+        return "write { key = value }, or a table in brackets"
     if isinstance(value, list):
-        return "one value stands here; lists of values to try stand in [matrix]"
+        return "write one value; lists of values to try go into [matrix]"
     return ""

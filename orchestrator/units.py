@@ -1,4 +1,4 @@
-"""Times and amounts of memory as people write them in TOML files, and as Slurm wants them back; counts in words."""
+"""Times and amounts of memory, as people write them in TOML files and as Slurm takes them; counts in words."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _WORDED_TIME = re.compile(r"(?:(?P<d>\d+)d)?(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m)?(?:(
 _MEMORY = re.compile(r"(?P<number>\d+) ?(?P<unit>[KMGT])(?P<suffix>|i?B)", re.ASCII)
 
 LARGEST = 2**32 - 1
-"""Of any whole number: what a seed may be in every framework, and JSON and SQL hold exactly."""
+"""Largest whole number of a key: every framework takes it as a seed, JSON and SQL hold it exactly."""
 LONGEST_S = 3650 * 86400
-"""Ten years: no limit of any site, and far from what a database, Slurm or a clock cannot hold."""
+"""Ten years: longer than any site's limit, and within what databases, Slurm and clocks hold."""
 MOST_MEMORY_BYTES = 1024 * 1024**4
-"""Of a node, likewise."""
+"""Largest memory of a node."""
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
 _UNIT_BYTES = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -24,12 +24,12 @@ _MEMORY_HINT = 'write a text such as "24G" or "1536M" (units of 1024, as Slurm c
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """``1 run``, ``2 runs``; ``many`` where it is not the singular with an s."""
+    """Return ``1 run`` or ``2 runs``; ``many`` is the plural where it is not the singular with an s."""
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 class QuantityError(ValueError):
-    """A time or an amount of memory that cannot be read, with what to write instead."""
+    """A time or an amount of memory is invalid; ``hint`` says what to write instead."""
 
     def __init__(self, what: str, hint: str) -> None:
         self.what = what
@@ -38,27 +38,27 @@ class QuantityError(ValueError):
 
 
 def parse_time_limit(value: object) -> int:
-    """Seconds of a time limit: ``D-HH:MM:SS``, ``D-HH:MM``, ``D-HH``, ``HH:MM:SS``, ``2h``, ``1h30m``.
+    """Parse a time limit to seconds: ``D-HH:MM:SS``, ``D-HH:MM``, ``D-HH``, ``HH:MM:SS``, ``2h``, ``1h30m``.
 
     Raises:
-        QuantityError: the value is not such a text, is zero, or may be read in two ways.
+        QuantityError: the value is not such a text, is zero, or is ambiguous.
     """
     if isinstance(value, datetime.time):
-        raise QuantityError("this is a time of day, not a text", f'quote it: "{value.isoformat()}"')
+        raise QuantityError("this is a TOML time of day", f'quote it: "{value.isoformat()}"')
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise _without_unit(str(value))
     if not isinstance(value, str):
         raise QuantityError(f"{value!r} is not a time limit", _TIME_HINT)
     seconds = _time_s(value.strip())
     if seconds <= 0:
-        raise QuantityError(f'"{value}" is no time at all', _TIME_HINT)
+        raise QuantityError(f'"{value}" is zero', _TIME_HINT)
     if seconds > LONGEST_S:
         raise QuantityError(f'"{value}" is more than ten years', f'write "{LONGEST_S // _DAY_S}d" at most')
     return seconds
 
 
 def _number(digits: str | None) -> int:
-    """As written; of more digits than any limit has, their beginning: ``int`` takes no text of thousands."""
+    """Convert at most 18 digits, which exceed every limit already: CPython limits ``int()`` to 4300 of them."""
     return int((digits or "").lstrip("0")[:18] or 0)
 
 
@@ -74,23 +74,23 @@ def _time_s(text: str) -> int:
         if match["second"] is None:
             raise _without_unit(text, f'"{text}"')
         if match["third"] is None:
-            # Slurm reads two fields as minutes:seconds, most people mean hours:minutes.
+            # sbatch reads two fields as minutes:seconds (man sbatch, --time); most people mean hours:minutes.
             raise QuantityError(
                 f'"{text}" may be {first} hours {second} minutes, or {first} minutes {second} seconds',
                 f'write "{text}:00" for the first, "0:{first:02}:{second:02}" for the second',
             )
     if second > 59 or third > 59 or (match["days"] is not None and first > 23):
-        raise QuantityError(f'"{text}" has a field past its end (23 h after days, 59 min, 59 s)', _TIME_HINT)
+        raise QuantityError(f'"{text}" has a field out of range (23 h after days, 59 min, 59 s)', _TIME_HINT)
     return _number(match["days"]) * _DAY_S + first * _HOUR_S + second * _MINUTE_S + third
 
 
 def _without_unit(number: str, quoted: str = "") -> QuantityError:
     units = [f'"{number}{unit}"' for unit in _WORDED_TIME.groupindex]
-    return QuantityError(f"{quoted or number} has no unit", f"say which: {', '.join(units[:-1])} or {units[-1]}")
+    return QuantityError(f"{quoted or number} has no unit", f"write {', '.join(units[:-1])} or {units[-1]}")
 
 
 def format_time_limit(seconds: int) -> str:
-    """``D-HH:MM:SS``, the one form that Slurm cannot misread."""
+    """Return ``D-HH:MM:SS``, the only form of ``sbatch --time`` that names every unit."""
     days, rest = divmod(seconds, _DAY_S)
     hours, rest = divmod(rest, _HOUR_S)
     minutes, rest = divmod(rest, _MINUTE_S)
@@ -98,13 +98,13 @@ def format_time_limit(seconds: int) -> str:
 
 
 def parse_memory(value: object) -> int:
-    """Bytes of an amount of memory: ``24G``, ``1536M``, ``24GiB``; units are powers of 1024.
+    """Parse an amount of memory to bytes: ``24G``, ``1536M``, ``24GiB``; units are powers of 1024.
 
     Raises:
         QuantityError: the value is not such a text, or is zero.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
-        raise QuantityError(f"{value} has no unit", f'say which: "{value}G" or "{value}M"')
+        raise QuantityError(f"{value} has no unit", f'write "{value}G" or "{value}M"')
     if not isinstance(value, str):
         raise QuantityError(f"{value!r} is not an amount of memory", _MEMORY_HINT)
     match = _MEMORY.fullmatch(value.strip())
@@ -113,12 +113,12 @@ def parse_memory(value: object) -> int:
     if match["suffix"] == "B":
         plain = f"{match['number']}{match['unit']}"
         raise QuantityError(
-            f'"{value}" may count in 1000s or in 1024s',
-            f'write "{plain}" (in 1024s, as Slurm counts)',
+            f'"{value}" may mean units of 1000 or of 1024',
+            f'write "{plain}" (units of 1024, as Slurm counts)',
         )
     memory_bytes = _number(match["number"]) * _UNIT_BYTES[match["unit"]]
     if memory_bytes == 0:
-        raise QuantityError(f'"{value}" is no memory at all', _MEMORY_HINT)
+        raise QuantityError(f'"{value}" is zero', _MEMORY_HINT)
     if memory_bytes > MOST_MEMORY_BYTES:
         raise QuantityError(
             f'"{value}" is more than any node has', f'write "{format_memory(MOST_MEMORY_BYTES)}" at most'
@@ -127,7 +127,7 @@ def parse_memory(value: object) -> int:
 
 
 def format_memory(memory_bytes: int) -> str:
-    """What ``sbatch --mem`` takes: whole ``G`` where it is exact, else ``M``, rounded up."""
+    """Return what ``sbatch --mem`` takes: ``G`` where it is exact, else ``M``, rounded up."""
     if memory_bytes % _UNIT_BYTES["G"] == 0:
         return f"{memory_bytes // _UNIT_BYTES['G']}G"
     return f"{-(-memory_bytes // _UNIT_BYTES['M'])}M"

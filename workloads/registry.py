@@ -104,7 +104,7 @@ class StrategyDeclaration:
     """Sets of options under which contract tests compare it with eager; together they reach all of its code."""
     unsupported_compile: Callable[[str, Options], str] = lambda _how, _options: "it cannot be compiled or recorded"
     """(``default``, ``graphs`` or ``default_graphs``) -> why it cannot train with that value of ``compile``; empty when
-    it can, and then its class is a :class:`workloads.strategies.shared.protocol.Prepares` too."""
+    it can, and then its class is a :class:`workloads.strategies.shared.protocol.PreparingStrategy` too."""
     equal_under: tuple[str, ...] = ("sgd", "adam", "adamw")
     """Optimisers under which it learns what eager learns, batch norm aside."""
     unsupported_batch_norm: Callable[[Options], str] = lambda _options: ""

@@ -98,7 +98,7 @@ def settings(incomplete: str) -> list[str]:
 
 
 def _worded(key: str) -> list[str]:
-    from orchestrator.config.matrix import DEFAULTS
+    from orchestrator.config.keys import DEFAULTS
     from orchestrator.plugins import Plugins
     from orchestrator.toml_file import show
     from workloads.contract import EXECUTION_KEYS

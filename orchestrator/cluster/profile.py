@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from orchestrator.cluster.sbatch_options import (
     INDISPENSABLE,
@@ -54,19 +54,13 @@ from orchestrator.cluster.value_types import (
     one_of,
 )
 from orchestrator.plugins import nearest
-from orchestrator.toml_file import KeyPath, invalid_values, show
+from orchestrator.toml_file import KeyPath, TomlTable, invalid_values, show
 
 _KIND = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*", re.ASCII)
 _INSTEAD = {"export": 'write export = ""'} | {k: f'write {k} = "none"' for k in ("request", "cpus_by", "mem_style")}
 
 
-class _Table(BaseModel):
-    """No unknown key, no silent conversion; a list in the file is a tuple here."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class ClusterQueue(_Table):
+class ClusterQueue(TomlTable):
     """One allowed pair of partition and QOS, with its caps; 0 is no cap."""
 
     partition: Names = ""
@@ -83,7 +77,7 @@ class ClusterQueue(_Table):
         return "/".join(filter(None, (self.partition, self.qos))) or "the default queue"
 
 
-class Nodes(_Table):
+class Nodes(TomlTable):
     """What CPU and GPU nodes have in common."""
 
     node_cores: Count = 0
@@ -160,7 +154,7 @@ class GpuNodes(Nodes):
         return self
 
 
-class Recovery(_Table):
+class Recovery(TomlTable):
     """How often a run is sent again by itself for each class of failure, and how its limits grow; 0 times is never."""
 
     timeout: Count = 4
@@ -175,7 +169,7 @@ class Recovery(_Table):
     """On the memory, as far as a node goes."""
 
 
-class ClusterProfile(_Table):
+class ClusterProfile(TomlTable):
     """One ``[cluster.NAME]`` table: everything a site wants to hear, in its own words."""
 
     name: str = Field(exclude=True)
@@ -206,15 +200,15 @@ class ClusterProfile(_Table):
     python: Annotated[Folder, AfterValidator(lambda path: path or sys.executable)] = Field("", validate_default=True)
     """The interpreter of jobs; empty in the file is the one that runs this command."""
     prologue: Listed[Line] = ()
-    env: Environment = {}
-    extra: Extra = {}
+    env: Environment = Field(default_factory=dict)
+    extra: Extra = Field(default_factory=dict)
     forbid: Listed[Line] = ()
     launcher: Annotated[Launcher, one_of(Launcher)] = Launcher.SRUN
     srun_args: Listed[Line] = ()
     slurm_bin: Folder = ""
     template: Template = ""
     default_gpu: Line = ""
-    gpu: dict[str, GpuNodes] = {}
+    gpu: dict[str, GpuNodes] = Field(default_factory=dict)
     cpu: CpuNodes | None = None
 
     def gpu_kind(self, kind: str) -> str:

@@ -1,4 +1,4 @@
-"""``experiment.toml`` -> ExperimentSpec: typed, range-checked, every mistake found at once and located.
+"""``experiment.toml`` -> ExperimentSpec: typed, range-checked, all errors reported together with their places.
 
 ``name``, ``description`` and ``notes`` stand at the top. Then the grammar, in the order in which it makes cells:
 
@@ -6,11 +6,11 @@
 2. ``[matrix]``, or several ``[[matrix]]``: axes whose product is taken; a single value is an axis of one.
    ``[[zip]]`` is one axis of several keys whose lists move together; it joins every matrix. A matrix may carry
    such axes of its own: ``zip = [{ strategy = [...], hardware = [...] }]``.
-3. ``[[when]]``, in file order: ``set`` replaces values in every cell that meets ``if``.
-4. ``[[exclude]]``: cells of the product that meet ``match`` are left out, with a ``why``.
+3. ``[[when]]``, in file order: ``set`` replaces values in every cell that ``if`` matches.
+4. ``[[exclude]]``: cells of the product that ``match`` matches are excluded, with a ``why``.
 5. ``[[include]]``: single cells on top of the defaults. ``[[when]]`` applies to what an include leaves open,
    ``[[exclude]]`` does not apply to it.
-6. ``[[published]]``: figures that others published for the cells that meet ``match``.
+6. ``[[published]]``: figures that others published for the cells that ``match`` matches.
 
 ``--set key=value`` replaces a key wherever the file has it; ``--set hardware=cpu`` its kind alone.
 """
@@ -27,7 +27,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator import toml_file
-from orchestrator.config.keys import KEYS, StrategyChoice, StrategyMatch, Table, Value, as_list
+from orchestrator.config.keys import KEYS, StrategyChoice, StrategyMatch, Value, as_list
 from orchestrator.config.overrides import apply as apply_overrides
 from orchestrator.config.tables import (
     FIGURES,
@@ -39,34 +39,26 @@ from orchestrator.config.tables import (
 )
 from orchestrator.errors import ExperimentError, InputError, Mistake
 from orchestrator.plugins import Plugins
-from orchestrator.toml_file import TomlError
+from orchestrator.toml_file import TomlError, TomlTable
 from orchestrator.workspace import DEFAULT_EXPERIMENT
 
 Row = Mapping[str, Value]
 """Values of some training keys."""
 
+Axis = tuple[Row, ...]
+"""One factor of a product: rows that all have the same keys."""
+
+Product = tuple[Axis, ...]
+"""One ``[[matrix]]``: its own axes in file order, then its own zips; the zips of the file before or after them, as the
+file has it. The last axis varies fastest."""
+
 Condition = Mapping[str, frozenset[Value | StrategyMatch]]
-"""Key to the values that meet it; all keys must."""
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """One factor of a product: a list of rows that all have the same keys."""
-
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """One ``[[matrix]]``: its own axes in file order, then its own zips; the zips of the file before or after them, as
-    the file has it. The last axis varies fastest."""
-
-    axes: tuple[Axis, ...]
+"""Key -> the values that match; all keys must."""
 
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """``set`` replaces values where all conditions hold."""
+    """``values`` replace those of a cell where all conditions match."""
 
     conditions: Condition
     values: Row
@@ -74,7 +66,7 @@ class When:
 
 @dataclass(frozen=True, slots=True)
 class Exclude:
-    """Cells that the user does not want, and why."""
+    """Cells that the user excludes, and why."""
 
     match: Condition
     why: str
@@ -85,9 +77,9 @@ class Published:
     """What others published for a cell."""
 
     figures: Mapping[str, float]
-    """Names of ``RunResult`` fields to figures."""
+    """Fields of ``RunResult`` -> figures."""
     on: str
-    """The hardware they used, in words."""
+    """The hardware they were measured on, in words."""
     notes: str = ""
 
 
@@ -107,7 +99,7 @@ class ExperimentSpec:
     path: Path | None
     """The file; None for text from elsewhere."""
     where: str
-    """What messages call the file."""
+    """Name of the file in messages."""
     digest: str
     """Of the file's bytes and the ``--set`` texts."""
     description: str = ""
@@ -122,14 +114,14 @@ class ExperimentSpec:
     """What ``--set`` replaced, in words."""
 
 
-def meets(values: Mapping[str, Value], condition: Condition) -> bool:
-    """Whether a cell with these values is one that the condition is about."""
-    return all(_is_one_of(values.get(key), wanted) for key, wanted in condition.items())
+def matches(values: Mapping[str, Value], condition: Condition) -> bool:
+    """Whether the condition matches a cell with these values."""
+    return all(_matches_one(values.get(key), wanted) for key, wanted in condition.items())
 
 
-def _is_one_of(value: Value, wanted: Set[Value | StrategyMatch]) -> bool:
+def _matches_one(value: Value, wanted: Set[Value | StrategyMatch]) -> bool:
     if isinstance(value, StrategyChoice):
-        return any(isinstance(one, StrategyMatch) and one.met_by(value) for one in wanted)
+        return any(isinstance(one, StrategyMatch) and one.matches(value) for one in wanted)
     return value in wanted
 
 
@@ -139,11 +131,11 @@ def load(path: Path, sets: Sequence[str] = (), *, plugins: Plugins | None = None
     Args:
         path: the file.
         sets: ``key=value`` texts that replace a key wherever the file has it.
-        plugins: what may be named; by default what is installed.
+        plugins: the declarations that the file may name; by default what is installed.
 
     Raises:
-        InputError: there is no such file, or it cannot be read.
-        ExperimentError: the file has mistakes.
+        InputError: the file does not exist or cannot be read.
+        ExperimentError: the file has errors.
     """
     try:
         content = path.read_bytes()
@@ -157,7 +149,7 @@ def load(path: Path, sets: Sequence[str] = (), *, plugins: Plugins | None = None
 
 
 def parse(text: str, where: str, sets: Sequence[str] = (), *, plugins: Plugins | None = None) -> ExperimentSpec:
-    """Like :func:`load`, for the text of a file; ``where`` is what messages call it."""
+    """Like :func:`load`, for the text of a file; ``where`` names it in messages."""
     return _spec(text.encode("utf-8", "surrogatepass"), where, None, sets, plugins)
 
 
@@ -171,19 +163,19 @@ def _spec(
     context = {"plugins": plugins or Plugins.installed()}
     overrides = apply_overrides(document, sets, context)
     raw = document | {"matrix": as_list(document.get("matrix", []))}
-    found: list[Mistake] = []
+    mistakes = [*overrides.mistakes]
     try:
         file = FileTable.model_validate(raw, context=context)
     except ValidationError as error:
-        found = toml_file.mistakes(error, document, where, unknown_key_hint)
-    found = [*overrides.mistakes, *found, *structure_mistakes(document, where)]
-    if found:
-        raise ExperimentError(found)
+        mistakes += toml_file.mistakes(error, document, where, unknown_key_hint)
+    mistakes += structure_mistakes(document, where)
+    if mistakes:
+        raise ExperimentError(mistakes)
     return ExperimentSpec(
         name=file.name,
         path=path,
         where=where,
-        digest=_digest(content, sets),
+        digest=hashlib.sha256(b"\0".join([content, *(s.encode("utf-8", "surrogateescape") for s in sets)])).hexdigest(),
         description=file.description,
         notes=tuple(file.notes),
         defaults=_row(file.defaults),
@@ -192,21 +184,15 @@ def _spec(
         excludes=tuple(Exclude(_conditions(exclude.match), exclude.why) for exclude in file.exclude),
         includes=tuple(_row(include) for include in file.include),
         published=tuple(_published_rule(table) for table in file.published),
-        overrides=tuple(overrides.said),
+        overrides=tuple(overrides.notes),
     )
 
 
-def _digest(content: bytes, sets: Sequence[str]) -> str:
-    return hashlib.sha256(
-        b"\0".join([content, *(text.encode("utf-8", "surrogateescape") for text in sets)])
-    ).hexdigest()
-
-
-def _row(table: Table) -> Row:
+def _row(table: TomlTable) -> Row:
     return {key: getattr(table, key) for key in KEYS if key in table.model_fields_set}
 
 
-def _conditions(table: Table) -> Condition:
+def _conditions(table: TomlTable) -> Condition:
     return {key: frozenset(getattr(table, key)) for key in KEYS if key in table.model_fields_set}
 
 
@@ -228,12 +214,12 @@ def _products(file: FileTable, raw: Mapping[str, Any], overridden: Set[str]) -> 
     for table, given in zip(file.matrix, raw["matrix"], strict=True):
         axes = [_axis(table, [key], overridden) for key in given if key in KEYS]
         own = (*axes, *zips(table.zip, given.get("zip", [])))
-        products.append(Product((*shared, *own) if shared_first else (*own, *shared)))
-    return tuple(products) if products or not shared else (Product(tuple(shared)),)
+        products.append((*shared, *own) if shared_first else (*own, *shared))
+    return tuple(products) if products or not shared else (tuple(shared),)
 
 
-def _axis(table: Table, keys: Sequence[str], overridden: Set[str]) -> Axis:
+def _axis(table: TomlTable, keys: Sequence[str], overridden: Set[str]) -> Axis:
     rows = list(zip(*(getattr(table, key) for key in keys), strict=True))
     if not overridden.isdisjoint(keys):
         rows = list(dict.fromkeys(rows))
-    return Axis(tuple(dict(zip(keys, row, strict=True)) for row in rows))
+    return tuple(dict(zip(keys, row, strict=True)) for row in rows)

@@ -1,7 +1,7 @@
 """The keys of ``experiment.toml`` that describe one training run, with the type and range of each.
 
-Every key is a field of ``TrainConfig`` or one of ``EXECUTION_KEYS``. The three pydantic models at the end check the
-same keys where they stand once (``Values``), as axes (``Axes``) and as conditions (``Match``).
+Every key is a field of ``TrainConfig`` or ``Execution``, whose metadata say what the key may hold. Three pydantic
+models check the same keys as single values (``Values``), as axes (``Axes``) and as conditions (``Match``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pydantic import (
     AllowInfNan,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainValidator,
     ValidationError,
@@ -27,10 +26,10 @@ from pydantic import (
 )
 
 from orchestrator.plugins import Plugins, nearest
-from orchestrator.toml_file import explain, invalid, invalid_values, show
-from orchestrator.units import LARGEST, LONGEST_S, QuantityError, parse_memory, parse_time_limit
+from orchestrator.toml_file import TomlTable, explain, invalid, invalid_values, show
+from orchestrator.units import LARGEST, QuantityError, parse_memory, parse_time_limit
 from workloads import registry
-from workloads.contract import Hardware
+from workloads.contract import Execution, Hardware, TrainConfig
 from workloads.registry import Option, OptionValue, StrategyDeclaration
 
 
@@ -47,20 +46,20 @@ class StrategyChoice(NamedTuple):
 
 
 class StrategyMatch(NamedTuple):
-    """What a condition asks of a strategy: its name, and the options that it names."""
+    """The strategy of a condition: a name, and some options."""
 
     name: str
     options: tuple[tuple[str, OptionValue, OptionValue], ...] = ()
     """(option, wanted value, default)"""
 
-    def met_by(self, choice: StrategyChoice) -> bool:
-        """Whether this is the strategy, however its other options stand."""
+    def matches(self, choice: StrategyChoice) -> bool:
+        """Whether a choice is of this strategy with these options, whatever its others are."""
         chosen = dict(choice.options)
         return self.name == choice.name and all(chosen.get(key, default) == v for key, v, default in self.options)
 
 
 Value = bool | int | float | str | StrategyChoice | Hardware | None
-"""What a key may hold once it is checked; ``None`` only for a key that nobody set."""
+"""Value of a key once it is checked; ``None`` only for a key that nobody set."""
 
 
 def _option_text(value: OptionValue) -> str:
@@ -69,21 +68,15 @@ def _option_text(value: OptionValue) -> str:
     return ("false", "true")[value] if isinstance(value, bool) else str(value)
 
 
-class Table(BaseModel):
-    """A table of the file: no unknown key, no silent conversion but int to float."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
-
-
 def text(value: str) -> str:
-    """Any characters but control characters and line ends, which break tables, logs and ``#SBATCH`` lines."""
+    """Check for control characters and line ends, which break tables, logs and ``#SBATCH`` lines."""
     for character in value:
         if unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp"}:
             raise invalid(
-                f"{show(value)} holds the control character {character!r}", "write it on one line, without tabs"
+                f"{show(value)} contains the control character {character!r}", "write it on one line, without tabs"
             )
     if not value.strip():
-        raise invalid("an empty text", "write something, or remove the key")
+        raise invalid("an empty text", "write a value, or remove the key")
     return value
 
 
@@ -92,10 +85,9 @@ Text = Annotated[str, AfterValidator(text)]
 
 def _instead(name: str, names: Sequence[str]) -> str:
     if "," in name:
-        return "one name stands here; several are a list in [matrix]"
-    # A family: what stands after its name is one of its own.
-    spelt = [known.replace("/*", "/NAME") for known in names]
-    return nearest(name, spelt) or f"there are: {', '.join(spelt) or 'none'}"
+        return "write one name; several go into a list in [matrix]"
+    spelled = [known.replace("/*", "/NAME") for known in names]  # a family: NAME is one of its members
+    return nearest(name, spelled) or f"there are: {', '.join(spelled) or 'none'}"
 
 
 def _plugin(kind: str) -> Any:
@@ -120,7 +112,7 @@ def _strategy_match(value: object, info: ValidationInfo) -> StrategyMatch:
 
 
 def _named(value: object, info: ValidationInfo) -> tuple[str, tuple[tuple[str, OptionValue, OptionValue], ...]]:
-    """Of a strategy's name, or a table with ``name`` and options: the name, and each (option, value, default)."""
+    """Read a strategy's name, or a table with ``name`` and options: the name, and each (option, value, default)."""
     plugins: Plugins = info.context["plugins"] if info.context else Plugins.installed()
     names = plugins.names("strategy")
     if isinstance(value, str):
@@ -153,7 +145,7 @@ def _named(value: object, info: ValidationInfo) -> tuple[str, tuple[tuple[str, O
 @cache
 def _options_model(declaration: StrategyDeclaration) -> type[BaseModel]:
     fields: dict[str, Any] = {option.name: (_option_type(option), option.default) for option in declaration.options}
-    return create_model(f"options of {declaration.name}", __base__=Table, **fields)
+    return create_model(f"options of {declaration.name}", __base__=TomlTable, **fields)
 
 
 def _option_type(option: Option) -> Any:
@@ -176,12 +168,12 @@ def _choice(*words: str) -> Any:
     return Annotated[str, AfterValidator(check)]
 
 
-def _whole(*, ge: float | None = None) -> Any:
-    return Annotated[int, Interval(ge=ge, le=LARGEST)]
+def _whole(**bounds: float | None) -> Any:
+    return Annotated[int, Interval(**{"le": LARGEST, **bounds})]
 
 
 def _real(**bounds: float) -> Any:
-    # Adding 0.0 turns -0.0 into 0.0: the two are one number and must be one identity.
+    # Adding 0.0 turns -0.0 into 0.0 (IEEE 754): the two are equal and must have one identity.
     return Annotated[float, Interval(**bounds), AllowInfNan(False), AfterValidator(lambda value: value + 0.0)]
 
 
@@ -195,7 +187,7 @@ def _hardware(value: str) -> Hardware:
         ) from error
     if hardware.kind.lower() in {"cpu", "gpu"} and not hardware.kind.islower():
         right = dataclasses.replace(hardware, kind=hardware.kind.lower())
-        raise invalid(f"{show(value)} is not hardware: {hardware.kind} is written in small letters", f'write "{right}"')
+        raise invalid(f"{show(value)} is not hardware: {hardware.kind} must be in lower case", f'write "{right}"')
     return hardware
 
 
@@ -209,60 +201,49 @@ def _quantity(parse: Callable[[object], int]) -> Any:
     return Annotated[int, PlainValidator(check)]
 
 
-_COUNT = _whole(ge=0)
-_POSITIVE = _whole(ge=1)
-
-_TYPES: dict[str, Any] = {
+_PLUGIN_TYPES: dict[str, Any] = {
     "model": _plugin("model"),
     "dataset": _plugin("dataset"),
     "strategy": Annotated[StrategyChoice, PlainValidator(_strategy)],
     "hardware": Annotated[str, AfterValidator(_hardware)],
-    "cpus": _POSITIVE,
-    "seed": _COUNT,
-    "repeat": _COUNT,
-    "epochs": _POSITIVE,
-    "steps": _POSITIVE,
-    "batch_size": _POSITIVE,
-    "optimizer": _choice("sgd", "adam", "adamw"),
-    "lr": _real(gt=0),
-    "momentum": _real(ge=0, le=1),
-    "nesterov": bool,
-    "weight_decay": _real(ge=0),
-    "schedule": _choice("constant", "cosine", "linear"),
-    "warmup_steps": _COUNT,
-    "label_smoothing": _real(ge=0, lt=1),
-    "precision": _choice("fp64", "fp32", "tf32", "bf16"),
-    "channels_last": bool,
-    "compile": _choice("off", "default", "graphs", "default_graphs"),
-    "cudnn_benchmark": bool,
-    "batch_norm": _choice("batch", "frozen"),
-    "dropout": _real(ge=0, lt=1),
-    "pretrained": bool,
-    "stem": _choice("imagenet", "cifar"),
-    "image_size": _POSITIVE,
-    "loader": _choice("resident", "dataloader"),
-    "workers": _COUNT,
-    "augment": _choice("none", "flip", "crop_flip"),
-    "drop_last": bool,
-    "train_fraction": _real(gt=0, le=1),
-    "test_fraction": _real(gt=0, le=1),
-    "eval_every": _COUNT,
-    "time_limit": _quantity(parse_time_limit),
-    "mem": _quantity(parse_memory),
-    "checkpoint_every": _COUNT,
-    "hang_timeout_s": Annotated[int, Interval(ge=0, le=LONGEST_S)],
-    "retries": _COUNT,
 }
+_UNITS: dict[str, Any] = {"time": _quantity(parse_time_limit), "memory": _quantity(parse_memory)}
 
-KEYS: tuple[str, ...] = tuple(_TYPES)
-"""All training keys, in the order of the documentation."""
+
+def _field_type(declared: dataclasses.Field[Any]) -> Any:
+    """What the key of a field may hold, from its annotation and from what ``contract.train_config.key`` was given."""
+    if declared.name in _PLUGIN_TYPES:
+        return _PLUGIN_TYPES[declared.name]
+    allowed = {name: value for name, value in declared.metadata.items() if name != "name"}
+    if "unit" in allowed:
+        return _UNITS[allowed["unit"]]
+    if "choices" in allowed:
+        return _choice(*allowed["choices"])
+    kind = str(declared.type).removesuffix(" | None")
+    return {"bool": bool, "int": _whole(**allowed), "float": _real(**allowed)}[kind]
+
+
+_FIELDS: dict[str, dataclasses.Field[Any]] = {
+    f.metadata.get("name", f.name): f
+    for f in (*dataclasses.fields(TrainConfig), *dataclasses.fields(Execution))
+    if f.name != "strategy_options"
+}
+_TYPES = {name: _field_type(f) for name, f in _FIELDS.items()}
+
+KEYS: tuple[str, ...] = tuple(_FIELDS)
+"""All keys of ``[defaults]`` and ``[matrix]``, in the order of the documentation."""
+
+DEFAULTS: dict[str, Any] = {
+    name: None if f.default is dataclasses.MISSING else f.default for name, f in _FIELDS.items()
+}
+"""What a key holds where the file says nothing; ``None`` for ``cpus``: hardware and strategy decide."""
 
 REQUIRED: tuple[str, ...] = ("model", "dataset", "strategy", "hardware")
-"""Every cell needs these from somewhere."""
+"""Keys without a default: every cell needs them."""
 
 
 def as_list(value: Any) -> list[Any]:
-    """One value where a list may stand is a list of one."""
+    """A single value in place of a list is a list of one."""
     return value if isinstance(value, list) else [value]
 
 
@@ -271,18 +252,18 @@ def _one_or_more(kind: Any) -> Any:
 
 
 _MATCH_TYPES: dict[str, Any] = {**_TYPES, "strategy": Annotated[StrategyMatch, PlainValidator(_strategy_match)]}
-"""A condition names a strategy, whatever the options that it leaves open."""
+"""A condition leaves the options open that it does not name."""
 
 if TYPE_CHECKING:
-    Values: TypeAlias = Table
-    Axes: TypeAlias = Table
-    Match: TypeAlias = Table
+    Values: TypeAlias = TomlTable
+    Axes: TypeAlias = TomlTable
+    Match: TypeAlias = TomlTable
 else:
-    Values = create_model("Values", __base__=Table, **{key: (kind, None) for key, kind in _TYPES.items()})
-    """One value a key: ``[defaults]``, ``[[include]]``, ``set``."""
-    Axes = create_model("Axes", __base__=Table, **{key: (_one_or_more(kind), None) for key, kind in _TYPES.items()})
-    """A list of values a key: ``[matrix]``, ``[[zip]]``."""
+    Values = create_model("Values", __base__=TomlTable, **{key: (kind, None) for key, kind in _TYPES.items()})
+    """One value for each key: ``[defaults]``, ``[[include]]``, ``set``."""
+    Axes = create_model("Axes", __base__=TomlTable, **{key: (_one_or_more(kind), None) for key, kind in _TYPES.items()})
+    """A list of values for each key: ``[matrix]``, ``[[zip]]``."""
     Match = create_model(
-        "Match", __base__=Table, **{key: (_one_or_more(kind), None) for key, kind in _MATCH_TYPES.items()}
+        "Match", __base__=TomlTable, **{key: (_one_or_more(kind), None) for key, kind in _MATCH_TYPES.items()}
     )
-    """The values that meet a condition: ``if``, ``match``."""
+    """The values that a condition matches: ``if``, ``match``."""

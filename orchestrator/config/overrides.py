@@ -1,4 +1,4 @@
-"""``--set KEY=VALUE``: one value in place of whatever the document has for a key, before it is checked.
+"""``--set KEY=VALUE``: replace every value that a document has for a key, before it is checked.
 
 ``--set hardware=KIND``, without a number of devices, changes the kind everywhere and leaves the numbers: a study of
 ``a100:1`` and ``a100:2`` becomes one of ``cpu:1`` and ``cpu:2``, its conditions and published figures with it.
@@ -21,8 +21,8 @@ from orchestrator.errors import Mistake
 from orchestrator.toml_file import TomlError
 from orchestrator.units import counted
 
-SHOWN = 60
-"""Characters of a text that messages repeat where it may be thousands long."""
+_LONGEST_SHOWN = 60
+"""Characters of a ``--set`` text in a message: the text may have thousands."""
 
 
 @dataclass(slots=True)
@@ -30,18 +30,18 @@ class Overrides:
     """What the ``--set`` texts of one call did."""
 
     keys: set[str] = field(default_factory=set)
-    said: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     """What was replaced, in words."""
     mistakes: list[Mistake] = field(default_factory=list)
 
 
 def apply(document: dict[str, Any], sets: Sequence[str], context: Mapping[str, Any]) -> Overrides:
-    """Replace the keys in ``document``, axes included; a value that is wrong itself replaces nothing.
+    """Replace keys in ``document``, axes included; an invalid value replaces nothing.
 
     Args:
         document: the parsed file, changed in place.
-        sets: ``key=value`` texts; the value is TOML, or else a text as it stands.
-        context: what the validators of ``orchestrator.config.keys`` need.
+        sets: ``key=value`` texts; a value that is not TOML is taken as text.
+        context: for the validators of ``orchestrator.config.keys``.
     """
     overrides = Overrides()
     given: set[str] = set()
@@ -56,14 +56,14 @@ def apply(document: dict[str, Any], sets: Sequence[str], context: Mapping[str, A
             overrides.mistakes.append(Mistake(where, f"unknown key {toml_file.show(key)}", hint))
             continue
         if key in given:
-            overrides.mistakes.append(Mistake(_shortened(where), f"{key} is given twice", "leave one of them out"))
+            overrides.mistakes.append(Mistake(_shortened(where), f"{key} is given twice", "remove one of them"))
             continue
         given.add(key)
         if key == "hardware" and _KIND.fullmatch(value_text):
             replaced = list(_change_kind(document, value_text))
             overrides.keys.add(key)
-            overrides.said.append(
-                f"{where} changes the kind and leaves the number of devices, in {counted(len(replaced), 'place')}"
+            overrides.notes.append(
+                f"{where} changes the kind and keeps the number of devices, in {counted(len(replaced), 'place')}"
             )
             continue
         try:
@@ -77,12 +77,12 @@ def apply(document: dict[str, Any], sets: Sequence[str], context: Mapping[str, A
             continue
         replaced = list(_replace(document, key, value))
         overrides.keys.add(key)
-        overrides.said.append(f"{where} replaces {', '.join(replaced)}" if replaced else f"{where} adds a default")
+        overrides.notes.append(f"{where} replaces {', '.join(replaced)}" if replaced else f"{where} adds a default")
     return overrides
 
 
 def _value(text: str) -> Any:
-    """TOML where it is one TOML value; else the text. A time of day is a text: the shell took its quotes away.
+    """Parse one TOML value; anything else is the text itself. A time of day is text: the shell removed its quotes.
 
     Raises:
         TomlError: it is TOML that no key takes.
@@ -98,7 +98,7 @@ def _value(text: str) -> Any:
 
 
 def _shortened(where: str) -> str:
-    return where if len(where) <= SHOWN else f"{where[:SHOWN]}..."
+    return where if len(where) <= _LONGEST_SHOWN else f"{where[:_LONGEST_SHOWN]}..."
 
 
 def _mistakes(key: str, value: Any, where: str, context: Mapping[str, Any]) -> Iterator[Mistake]:
@@ -111,11 +111,11 @@ def _mistakes(key: str, value: Any, where: str, context: Mapping[str, Any]) -> I
 
 
 def _replace(document: dict[str, Any], key: str, value: Any) -> Iterator[str]:
-    """Put the value wherever the key stands, and under the defaults; yield what was replaced."""
+    """Replace the key everywhere, and add it to the defaults; yield what was replaced."""
     for place, table in axis_tables(document):
         if key in table:
             old = table[key]
-            # A column of a zip keeps its length; rows that became equal are dropped when the axis is made.
+            # The lists of a zip keep their length; experiment._axis drops rows that became equal.
             table[key] = [value] * len(old) if isinstance(old, list) else value
             yield f"the axis {place}.{key}"
     for place, table in _value_tables(document):
@@ -134,7 +134,7 @@ _KIND = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 
 def _change_kind(document: Mapping[str, Any], kind: str) -> Iterator[str]:
-    """Put the kind in front of each number of devices, in conditions too; yield where."""
+    """Replace the kind of hardware everywhere, conditions included; yield the places."""
 
     def changed(old: Any) -> Any:
         if isinstance(old, list):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model
 
-from orchestrator.config.keys import KEYS, REQUIRED, Axes, Match, Table, Text, Values, as_list
+from orchestrator.config.keys import KEYS, REQUIRED, Axes, Match, Text, Values, as_list
 from orchestrator.errors import Mistake
 from orchestrator.plugins import nearest
-from orchestrator.toml_file import KeyPath, invalid
+from orchestrator.toml_file import KeyPath, TomlTable, invalid
 from workloads.contract import result_fields
 
 
@@ -31,9 +31,9 @@ FIGURES: tuple[str, ...] = tuple(
 """What ``[[published]]`` may state: the numbers of a result."""
 
 if TYPE_CHECKING:
-    _Figures = Table
+    _Figures = TomlTable
 else:
-    _Figures = create_model("_Figures", __base__=Table, **{name: (_figure(name), None) for name in FIGURES})
+    _Figures = create_model("_Figures", __base__=TomlTable, **{name: (_figure(name), None) for name in FIGURES})
 
 
 class ZipTable(Axes):
@@ -44,12 +44,12 @@ class MatrixTable(Axes):
     zip: list[ZipTable] = Field(default_factory=list)
 
 
-class WhenTable(Table):
+class WhenTable(TomlTable):
     conditions: Match = Field(alias="if")
     values: Values = Field(alias="set")
 
 
-class ExcludeTable(Table):
+class ExcludeTable(TomlTable):
     match: Match
     why: Text
 
@@ -60,7 +60,7 @@ class PublishedTable(_Figures):
     notes: str = ""
 
 
-class FileTable(Table):
+class FileTable(TomlTable):
     name: Text = "experiment"
     description: str = ""
     notes: Annotated[list[str], BeforeValidator(as_list)] = Field(default_factory=list)

@@ -6,22 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import InputError
-from orchestrator.planning.plan import Action, Hours, Plan, PlannedRun
+from orchestrator.planning.plan import CellState, GpuHours, Plan, PlannedRun
 from workloads.contract import Hardware, TrainConfig
 
 if TYPE_CHECKING:
     from db.queries import Duration
 
 
-def gpu_hours(runs: Sequence[PlannedRun], durations: Sequence[Duration]) -> Hours:
+def gpu_hours(runs: Sequence[PlannedRun], durations: Sequence[Duration]) -> GpuHours:
     """GPU-hours of what would be sent: limits as upper bound, measured history as expectation where there is any."""
     high = sum(run.shape.gpu_hours_limit for run in runs)
     history = _per_unit_times(durations)
     known = [(run, times) for run in runs if (times := history.get(_history_key(run.cell.train)))]
     if not runs:
-        return Hours(0.0, 0.0, 0.0, "nothing to send")
+        return GpuHours(0.0, 0.0, 0.0, "nothing to send")
     if not known:
-        return Hours(None, None, high, "no measured history yet: the limit is all that is known")
+        return GpuHours(None, None, high, "no measured history yet: the limit is all that is known")
 
     def total(pick: Callable[[Sequence[float]], float]) -> float:
         hours = sum(pick(times) * _units(run.cell.train) * run.shape.gpus / 3600 for run, times in known)
@@ -30,10 +30,10 @@ def gpu_hours(runs: Sequence[PlannedRun], durations: Sequence[Duration]) -> Hour
     basis = f"measured history for {len(known)} of {len(runs)} runs" + (
         ", the limit for the others" if len(known) < len(runs) else ""
     )
-    return Hours(total(min), total(lambda times: sum(times) / len(times)), high, basis)
+    return GpuHours(total(min), total(lambda times: sum(times) / len(times)), high, basis)
 
 
-def insist(plan: Plan, max_gpu_hours: float, *, stale: bool = False) -> None:
+def check_limit(plan: Plan, max_gpu_hours: float, *, stale: bool = False) -> None:
     """Refuse a plan that may cost more, by time limit × GPUs of what would be sent and of what is under way of it.
 
     All or nothing: a part of a study is rarely what somebody wants who did not expect its cost. What is under way
@@ -42,15 +42,15 @@ def insist(plan: Plan, max_gpu_hours: float, *, stale: bool = False) -> None:
     Raises:
         InputError: it may; both numbers are named.
     """
-    to_send = plan.to_send(stale=stale)
-    under_way = [run for run in plan.runs if run.action is Action.RUNNING]
-    sending, going_on = (sum(run.shape.gpu_hours_limit for run in runs) for runs in (to_send, under_way))
-    if not to_send or sending + going_on <= max_gpu_hours:
+    to_submit = plan.to_submit(stale=stale)
+    under_way = [run for run in plan.runs if run.state is CellState.RUNNING]
+    sending, going_on = (sum(run.shape.gpu_hours_limit for run in runs) for runs in (to_submit, under_way))
+    if not to_submit or sending + going_on <= max_gpu_hours:
         return
     also = f", {going_on:,.1f} of {len(under_way)} that are under way" if under_way else ""
     raise InputError(
         f"this may use {sending + going_on:,.1f} GPU-hours, and --max-gpu-hours is {max_gpu_hours:g}: nothing was sent",
-        why=f"time limit × GPUs: {sending:,.1f} of {len(to_send)} runs to send{also}",
+        why=f"time limit × GPUs: {sending:,.1f} of {len(to_submit)} runs to send{also}",
         hint="shorten time_limit, leave cells out, or allow more",
     )
 

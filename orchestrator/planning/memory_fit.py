@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _MOMENTS = {"adam": 2, "adamw": 2}
 
 
-def remarks(runs: Iterable[PlannedRun], machine: Machine | None) -> list[Check]:
+def memory_checks(runs: Iterable[PlannedRun], machine: Machine | None) -> list[Check]:
     """A note for each run whose weights, gradients and optimiser state are more than its devices have.
 
     Args:

@@ -14,7 +14,7 @@ from orchestrator.environment.snapshot import code_digest
 from workloads.contract import Expectation, ResourceShape, RunSpec
 
 
-class Action(StrEnum):
+class CellState(StrEnum):
     """What the store says of a planned run; the word under ``state`` in ``plan --json``."""
 
     NEW = "new"
@@ -27,9 +27,9 @@ class Action(StrEnum):
     """Done, but code, packages or data changed since; ``submit --stale`` runs it again."""
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """For people, who take a run that waits in a queue for none that is running."""
-        return "under way" if self is Action.RUNNING else self.value
+        return "under way" if self is CellState.RUNNING else self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class PlannedRun:
 
     cell: Cell
     shape: ResourceShape
-    action: Action
+    state: CellState
     why: str = ""
     """For every action but ``new``: what the store says, in words."""
 
@@ -55,7 +55,7 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True)
-class Hours:
+class GpuHours:
     """A range of GPU-hours for what would be sent. ``None``: no measured history to tell from."""
 
     low: float | None
@@ -88,13 +88,13 @@ class Plan:
     excluded: list[Excluded]
     merged: int
     """Cells that were the same as another one."""
-    gpu_hours: Hours
+    gpu_hours: GpuHours
     checks: list[Check]
     runs_folder: Path
     data_root: Path | None
     dataset_digests: dict[str, str]
     scripts: list[Script] = field(default_factory=list)
-    site: ClusterLimits | None = None
+    cluster: ClusterLimits | None = None
     """What submit must know of the cluster; None for this machine."""
     packages: dict[str, dict[str, str]] = field(default_factory=dict)
     """Interpreter of jobs -> the measured packages it has, with versions; none where it could not be asked."""
@@ -103,14 +103,14 @@ class Plan:
     sets: tuple[str, ...] = ()
     """What ``--set`` said beside it."""
 
-    def counts(self) -> Counter[Action]:
+    def counts(self) -> Counter[CellState]:
         """Runs by action."""
-        return Counter(run.action for run in self.runs)
+        return Counter(run.state for run in self.runs)
 
-    def to_send(self, *, stale: bool = False) -> list[PlannedRun]:
+    def to_submit(self, *, stale: bool = False) -> list[PlannedRun]:
         """What ``submit`` sends: all without a result that are not under way; the stale ones on request."""
-        wanted = {Action.NEW, Action.FAILED} | ({Action.STALE} if stale else set())
-        return [run for run in self.runs if run.action in wanted]
+        wanted = {CellState.NEW, CellState.FAILED} | ({CellState.STALE} if stale else set())
+        return [run for run in self.runs if run.state in wanted]
 
     def spec(self, run: PlannedRun, snapshot: str = "", expect: Expectation | None = None) -> RunSpec:
         """The content of a run's ``spec.json``, with the name of the code that is submitted.
@@ -142,7 +142,7 @@ class Plan:
                 {
                     "run_id": run.cell.run_id,
                     "label": run.cell.label,
-                    "state": run.action.value,
+                    "state": run.state.value,
                     "why": run.why,
                     **run.cell.train.to_json(),
                 }
@@ -154,7 +154,7 @@ class Plan:
             "scripts": [
                 {
                     "name": s.name,
-                    "runs": sum(r.shape == s.shape for r in self.to_send()),
+                    "runs": sum(r.shape == s.shape for r in self.to_submit()),
                     "queues": [str(pair) for pair in s.queues],
                     "text": s.text,
                 }

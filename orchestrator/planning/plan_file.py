@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.backends.slurm.records import ClusterLimits, QueuePair
 from orchestrator.planning.matrix import Cell, Excluded
-from orchestrator.planning.plan import Action, Check, Hours, Plan, PlannedRun, Script
+from orchestrator.planning.plan import CellState, Check, GpuHours, Plan, PlannedRun, Script
 from workloads.contract import Execution, ResourceShape, TrainConfig
 from workloads.files.json_file import write_bytes
 
@@ -38,7 +38,7 @@ def save(plan: Plan, path: Path) -> None:
             [
                 run.cell.run_id,
                 run.cell.label,
-                run.action.value,
+                run.state.value,
                 run.why,
                 tables.index(run.shape),
                 tables.index(run.cell.execution),
@@ -47,7 +47,7 @@ def save(plan: Plan, path: Path) -> None:
             for run in plan.runs
         ],
         "excluded": [[e.fields, e.rule, e.why] for e in plan.excluded],
-        "site": asdict(plan.site) if plan.site else None,
+        "site": asdict(plan.cluster) if plan.cluster else None,
         "packages": plan.packages,
         "scripts": [[s.name, tables.index(s.shape), s.text, [asdict(pair) for pair in s.queues]] for s in plan.scripts],
         "tables": tables.rows,
@@ -101,7 +101,7 @@ def read(path: Path) -> Plan:
         for run_id, label, action, why, shape, execution, identity in data["runs"]:
             train = TrainConfig.from_json({k: v for k, v in identity.items() if k != "v"})
             cell = Cell(train=train, execution=executions[execution], run_id=run_id, label=label)
-            runs.append(PlannedRun(cell, shapes[shape], Action(action), why))
+            runs.append(PlannedRun(cell, shapes[shape], CellState(action), why))
         return Plan(
             experiment=data["experiment"],
             target=data["target"],
@@ -109,13 +109,13 @@ def read(path: Path) -> Plan:
             runs=runs,
             excluded=[Excluded(fields=f, rule=r, why=w) for f, r, w in data["excluded"]],
             merged=data["merged"],
-            gpu_hours=Hours(**data["gpu_hours"]),
+            gpu_hours=GpuHours(**data["gpu_hours"]),
             checks=[Check(**check) for check in data["checks"]],
             runs_folder=Path(data["runs_folder"]),
             data_root=Path(data["data_root"]) if data["data_root"] else None,
             dataset_digests=data["dataset_digests"],
             scripts=[Script(n, shapes[s], t, tuple(QueuePair(**pair) for pair in q)) for n, s, t, q in data["scripts"]],
-            site=ClusterLimits.from_json(data["site"]) if data["site"] else None,
+            cluster=ClusterLimits.from_json(data["site"]) if data["site"] else None,
             packages=data["packages"],
             created_at=data["created_at"],
             experiment_file=Path(data["experiment_file"]) if data["experiment_file"] else None,

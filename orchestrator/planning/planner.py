@@ -1,6 +1,6 @@
 """RunSpecs + shapes + store -> Plan: what would run, what is done, what is excluded and why. Writes one plan file.
 
-A plan is made from digests of its sources, so that ``submit`` can tell whether it still holds (:func:`current`).
+A plan is made from digests of its sources, so that ``submit`` can tell whether it still holds (:func:`current_plan`).
 Imports no framework and needs no ``srun``; the database is opened only where it exists.
 """
 
@@ -20,18 +20,20 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.backends.slurm.records import ClusterLimits, QueuePair
 from orchestrator.cluster import cluster_file, job_script, resources
 from orchestrator.config import experiment as experiments
-from orchestrator.planning import matrix
-from orchestrator.planning.matrix import Cell, Excluded, Matrix
 from orchestrator.environment.interpreter import Packages
 from orchestrator.environment.snapshot import code_digest
 from orchestrator.errors import InputError
-from orchestrator.planning import memory_fit, plan_file
+from orchestrator.planning import matrix, memory_fit, plan_file
 from orchestrator.planning.costs import gpu_hours
-from orchestrator.planning.plan import Action, Check, Plan, PlannedRun, Script
+from orchestrator.planning.matrix import Excluded, Matrix
+from orchestrator.planning.plan import CellState, Check, Plan, PlannedRun, Script
+from orchestrator.plugins import Plugins
+from orchestrator.rules.rule import Exclusion
+from orchestrator.rules.target_rules import TargetRules
 from orchestrator.units import counted
 from orchestrator.workspace import Workspace
 from workloads import registry
-from workloads.contract import Execution, ResourceShape, State, TrainConfig
+from workloads.contract import ResourceShape, State, TrainConfig
 from workloads.provenance import software
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ log = logging.getLogger(__name__)
 PLAN_VERSION = 2
 
 
-def make(
+def make_plan(
     workspace: Workspace,
     spec: experiments.ExperimentSpec,
     profile: ClusterProfile | None,
@@ -69,22 +71,22 @@ def make(
         digests: names of the sources, kept in the plan.
     """
     expanded = matrix.expand(spec, default_cpus=resources.default_cpus(profile), data_root=workspace.data_root)
-    shapes = _Shapes(profile, machine, packages)
+    target_rules = TargetRules(profile, machine, packages, Plugins.installed())
     data = _DataSets(workspace.data_root, local=profile is None)
     excluded = list(expanded.excluded)
     target = profile.name if profile else "local"
     runs = []
     for cell in expanded.cells:
-        shape, rule, why = shapes.of(cell)
-        if shape is None:
-            excluded.append(Excluded(fields=_fields(cell.train), rule=rule, why=why))
+        shape = target_rules.place(cell.train, cell.execution)
+        if isinstance(shape, Exclusion):
+            excluded.append(Excluded(fields=_fields(cell.train), rule=shape.rule, why=shape.why))
             continue
         record = records.get(cell.run_id)
         if record is None:
-            runs.append(PlannedRun(cell, shape, Action.NEW))
+            runs.append(PlannedRun(cell, shape, CellState.NEW))
         else:
             code = code_digest(cell.train, workspace.runs)
-            action, why = _action(record, target, code, packages.digest, data.digest(cell.train.dataset))
+            action, why = _cell_state(record, target, code, packages.digest, data.digest(cell.train.dataset))
             runs.append(PlannedRun(cell, shape, action, why))
     plan = Plan(
         experiment=spec.name,
@@ -93,11 +95,11 @@ def make(
         runs=runs,
         excluded=excluded,
         merged=expanded.merged,
-        gpu_hours=gpu_hours([run for run in runs if run.action in {Action.NEW, Action.FAILED}], durations),
+        gpu_hours=gpu_hours([run for run in runs if run.state in {CellState.NEW, CellState.FAILED}], durations),
         checks=[
             *_remarks(expanded, runs),
             *_elsewhere(runs, records, target),
-            *memory_fit.remarks(runs, machine),
+            *memory_fit.memory_checks(runs, machine),
             *_account(profile),
             *_unknown(packages),
             *data.findings({run.cell.train.dataset for run in runs}),
@@ -106,16 +108,16 @@ def make(
         runs_folder=workspace.runs,
         data_root=workspace.data_root,
         dataset_digests={name: data.digest(name) for name in {run.cell.train.dataset for run in runs}},
-        site=ClusterLimits.of(profile) if profile is not None else None,
+        cluster=ClusterLimits.of(profile) if profile is not None else None,
         packages=_packages(runs, profile, packages),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     if profile is not None:
-        plan.scripts.extend(_scripts(plan.to_send(stale=True), profile, workspace.runs))
+        plan.scripts.extend(_scripts(plan.to_submit(stale=True), profile, workspace.runs))
     return plan
 
 
-def current(
+def current_plan(
     workspace: Workspace, *, local: bool, cluster: Path | None, sets: Sequence[str] = (), fresh: bool = False
 ) -> Plan:
     """The plan of a workspace: the plan file where all its sources are unchanged, else a new one, saved.
@@ -161,7 +163,7 @@ def current(
         if plan is not None and plan.digests == digests and not _may_be_outdated(plan):
             return plan
     plan = replace(
-        make(workspace, spec, profile, machine, records, durations, packages, digests=digests),
+        make_plan(workspace, spec, profile, machine, records, durations, packages, digests=digests),
         experiment_file=workspace.experiment.absolute(),
         sets=tuple(sets),
     )
@@ -197,7 +199,7 @@ def _history(workspace: Workspace) -> tuple[dict[str, RunRecord], list[Duration]
 
 def _elsewhere(runs: Sequence[PlannedRun], records: Mapping[str, RunRecord], target: str) -> Iterator[Check]:
     """Done on other machines: ``gpu:1`` is the same run whatever GPU that was."""
-    of = (records[run.cell.run_id].target for run in runs if run.action is Action.DONE)
+    of = (records[run.cell.run_id].target for run in runs if run.state is CellState.DONE)
     done = Counter(place for place in of if place and place != target)  # damaged files may not say where
     if done:
         yield Check(
@@ -207,14 +209,14 @@ def _elsewhere(runs: Sequence[PlannedRun], records: Mapping[str, RunRecord], tar
         )
 
 
-def _action(record: RunRecord, target: str, code: str, packages: str, data: str) -> tuple[Action, str]:
+def _cell_state(record: RunRecord, target: str, code: str, packages: str, data: str) -> tuple[CellState, str]:
     state = State(record.state)
     if state is State.PLANNED:
-        return Action.NEW, ""
+        return CellState.NEW, ""
     if state.live:
-        return Action.RUNNING, f"attempt {record.attempt} is {state.value}"
+        return CellState.RUNNING, f"attempt {record.attempt} is {state.value}"
     if state is not State.SUCCEEDED:
-        return Action.FAILED, f"attempt {record.attempt} ended as {state.value}" + (
+        return CellState.FAILED, f"attempt {record.attempt} ended as {state.value}" + (
             f": {record.reason}" if record.reason else ""
         )
     changed = [
@@ -227,51 +229,16 @@ def _action(record: RunRecord, target: str, code: str, packages: str, data: str)
         if then and now and then != now
     ]
     if changed:
-        return Action.STALE, f"{' and '.join(changed)} changed since attempt {record.attempt}"
+        return CellState.STALE, f"{' and '.join(changed)} changed since attempt {record.attempt}"
     why = f"attempt {record.attempt}"
     if record.target != target:
         why += f" on {record.target}"
     if record.dataset_digest and not data:
         why += "; whether its data set changed since is not known, as it is not prepared here"
-    return Action.DONE, why
+    return CellState.DONE, why
 
 
-class _Shapes:
-    """Resource shapes, computed once for each combination of the few fields they depend on."""
-
-    def __init__(self, profile: ClusterProfile | None, machine: Machine | None, packages: Packages) -> None:
-        self._profile, self._machine, self._packages = profile, machine, packages
-        self._known: dict[Any, tuple[ResourceShape | None, str, str]] = {}
-
-    def of(self, cell: Cell) -> tuple[ResourceShape | None, str, str]:
-        """The shape, or None with the rule and the reason that exclude the cell."""
-        train = cell.train
-        options = tuple(sorted(train.strategy_options.items())) if train.strategy_options else ()
-        key = (train.hardware, train.strategy, options, train.cpus, cell.execution, train.model, train.dataset)
-        if key not in self._known:
-            self._known[key] = self._compute(train, cell.execution)
-        return self._known[key]
-
-    def _compute(self, train: TrainConfig, execution: Execution) -> tuple[ResourceShape | None, str, str]:
-        strategy = registry.find(registry.strategies(), train.strategy)
-        model = registry.find(registry.models(), train.model)
-        dataset = registry.find(registry.datasets(), train.dataset)
-        assert strategy is not None and model is not None and dataset is not None, (
-            "matrix.expand lets no unknown name pass"
-        )
-        loads = strategy.framework != registry.NO_FRAMEWORK
-        loaded = [*model.packages_for(strategy.framework), *dataset.packages] if loads else []
-        missing = self._packages.missing([*strategy.packages, *loaded])
-        if missing:
-            what = f"not available: {self._packages.python} has no {', '.join(missing)}"
-            return None, "packages", f"{what}; fix: {self._packages.remedy(missing)}"
-        shape = resources.shape(train, execution, strategy, self._profile, self._machine)
-        if isinstance(shape, str):
-            return None, "hardware", shape
-        return shape, "", ""
-
-
-def out_of_sight(declaration: DatasetDeclaration, root: Path | None, *, local: bool) -> str:
+def unseen_reason(declaration: DatasetDeclaration, root: Path | None, *, local: bool) -> str:
     """Why a data set cannot be looked at from here, as when only a cluster's nodes see its disk; empty when it can."""
     if local or not declaration.needs_root or root is None or root.exists():
         return ""
@@ -298,7 +265,7 @@ class _DataSets:
         for name in sorted(names):
             declaration = registry.find(registry.datasets(), name)
             assert declaration is not None
-            if unseen := out_of_sight(declaration, self._root, local=self._local):
+            if unseen := unseen_reason(declaration, self._root, local=self._local):
                 found.append(Check(False, f"data set {name}: {unseen}"))
                 continue
             problems = declaration.check(self._root, name)
@@ -370,13 +337,13 @@ def _scripts(runs: Sequence[PlannedRun], profile: ClusterProfile, runs_folder: P
                 name if names[name] == 1 else f"{name}-{names[name]}",
                 shape,
                 job_script.render(shape, profile, runs=runs_folder, python=profile.python),
-                pairs_of(shape, profile),
+                queue_pairs(shape, profile),
             )
         )
     return scripts
 
 
-def pairs_of(shape: ResourceShape, profile: ClusterProfile) -> tuple[QueuePair, ...]:
+def queue_pairs(shape: ResourceShape, profile: ClusterProfile) -> tuple[QueuePair, ...]:
     """The queues of a shape. An argument of sbatch can replace a partition or QOS of the script, and not remove it."""
     return tuple(
         QueuePair(queue.partition, queue.qos, queue.max_time_s)

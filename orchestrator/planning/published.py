@@ -8,10 +8,10 @@ from dataclasses import fields
 from typing import Any
 
 from orchestrator.cluster import resources
-from orchestrator.config import matrix
-from orchestrator.config.experiment import ExperimentSpec, meets
+from orchestrator.config.experiment import ExperimentSpec, matches
 from orchestrator.config.keys import StrategyChoice
 from orchestrator.config.tables import FIGURES
+from orchestrator.planning import matrix
 from workloads.contract import Hardware, TrainConfig
 
 PREFIX = "published_"
@@ -28,7 +28,7 @@ def beside(rows: Sequence[Mapping[str, Any]], spec: ExperimentSpec) -> Iterator[
     names = figures(spec)
     for row in rows:
         settings = {**row, "strategy": _choice(row), "hardware": Hardware.parse(row["hardware"])}
-        found = [rule.published for rule in spec.published if meets(settings, rule.match)]
+        found = [rule.published for rule in spec.published if matches(settings, rule.match)]
         for published in found:
             theirs = {PREFIX + name: published.figures.get(name) for name in names}
             yield {**row, **theirs, f"{PREFIX}on": published.on}

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cluster import resources
-from orchestrator.config import experiment, matrix, starter_studies
+from orchestrator.config import experiment, starter_studies
+from orchestrator.planning import matrix
 from workloads import registry
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from benchmarks.bootstrap import interval
-from benchmarks.pipeline import StageTime, explained
-from orchestrator.config import experiment, matrix
+from benchmarks.pipeline_bound import StageTime, explain
+from orchestrator.config import experiment
+from orchestrator.planning import matrix
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 NOT_IDENTITY = {"repeat", "run_id", "label"}
@@ -81,12 +82,12 @@ def test_accuracies_and_pipelines_are_those_of_their_runs() -> None:
 
 def test_what_a_pipeline_loses_follows_from_its_stages() -> None:
     """The table's times, computed again from what was measured of each stage."""
-    measured = json.loads((RESULTS / "h200-pair" / "pipeline.json").read_text())
+    measured = json.loads((RESULTS / "h200-pair" / "pipeline_bound.json").read_text())
     text = (RESULTS / "h200-pair" / "README.md").read_text()
     for name, found in measured.items():
         model, batch = name.split()
         stages = [StageTime(**stage) for stage in found["cuts"][0]["stages"]]
-        steps = explained(found["whole_s"], stages, 8)
+        steps = explain(found["whole_s"], stages, 8)
         times = [f"{found['whole_s'] * 1e3:.1f}", f"{steps['bound'] * 1e3:.1f}"]
         times += [f"{steps[k] * 1e3:.1f} ({steps['bound'] / steps[k]:.1%})" for k in ("equal", "uneven", "update")]
         assert f"| {model} | {int(batch):,} | {' | '.join(times)} |".replace("%", " %") in text
@@ -96,7 +97,7 @@ def test_the_harness_s_ratios_are_those_that_were_measured() -> None:
     """Ratios and intervals of the table, and of the sentence about the case that was measured again."""
     measured = {
         tuple(f"{value:.4f}" for value in (row["ratio"], *row["ratio_95"]))
-        for rows in json.loads((RESULTS / "h100-pair" / "harness.json").read_text()).values()
+        for rows in json.loads((RESULTS / "h100-pair" / "engine_overhead.json").read_text()).values()
         for row in rows
     }
     text = (RESULTS / "h100-pair" / "README.md").read_text()
@@ -109,7 +110,7 @@ def test_the_harness_s_ratios_are_those_that_were_measured() -> None:
 def test_the_harness_s_ratios_over_all_hosts_are_those_of_all_pairs() -> None:
     """No host and no case that was measured is left out, host by host or over all."""
     text = (RESULTS / "h200-pair" / "README.md").read_text()
-    hosts = json.loads((RESULTS / "h200-pair" / "harness.json").read_text()).values()
+    hosts = json.loads((RESULTS / "h200-pair" / "engine_overhead.json").read_text()).values()
     blocks: defaultdict[str, list[float]] = defaultdict(list)
     pairs: defaultdict[str, list[int]] = defaultdict(list)
     for number, rows in enumerate(hosts, 1):
@@ -131,7 +132,7 @@ def test_the_harness_s_ratios_over_all_hosts_are_those_of_all_pairs() -> None:
 def test_the_harness_s_ratios_beside_the_ways_are_those_that_were_measured() -> None:
     """Every case, and eager and ddp of each."""
     text = (RESULTS / "h200-ways" / "README.md").read_text()
-    rows = json.loads((RESULTS / "h200-ways" / "harness.json").read_text())
+    rows = json.loads((RESULTS / "h200-ways" / "engine_overhead.json").read_text())
     for row in rows:
         low, high = row["ratio_95"]
         rates = f"{row['engine_samples_per_s']:,.0f} | {row['hand_samples_per_s']:,.0f}"

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from submitit.core.utils import DelayedSubmission
 
-from orchestrator.config import experiment, matrix
+from orchestrator.config import experiment
+from orchestrator.planning import matrix
 from workloads.contract import Hardware, TrainConfig
 from workloads.files.event_log import read_events
 from workloads.files.json_file import read_json

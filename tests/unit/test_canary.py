@@ -9,7 +9,7 @@ import pytest
 from orchestrator.errors import InputError
 from orchestrator.planning import costs
 from orchestrator.planning.matrix import Cell
-from orchestrator.planning.plan import Action, Hours, Plan, PlannedRun
+from orchestrator.planning.plan import CellState, GpuHours, Plan, PlannedRun
 from orchestrator.submission import canary
 from workloads.contract import Execution, Hardware, ResourceShape, TrainConfig
 
@@ -28,7 +28,7 @@ def shape(gpus: int) -> ResourceShape:
     )
 
 
-def run(gpus: int, seed: int, action: Action = Action.NEW, *, epochs: int = 3, steps: int = 0) -> PlannedRun:
+def run(gpus: int, seed: int, action: CellState = CellState.NEW, *, epochs: int = 3, steps: int = 0) -> PlannedRun:
     train = TrainConfig(
         model="cnn",
         dataset="digits",
@@ -51,7 +51,7 @@ def plan(*runs: PlannedRun) -> Plan:
         runs=list(runs),
         excluded=[],
         merged=0,
-        gpu_hours=Hours(None, None, 0.0, ""),
+        gpu_hours=GpuHours(None, None, 0.0, ""),
         checks=[],
         runs_folder=Path("/runs"),
         data_root=None,
@@ -65,45 +65,45 @@ def labels(runs: list[PlannedRun]) -> list[str]:
 
 def test_the_cheapest_of_each_shape_goes_first() -> None:
     """Fewest steps before fewest epochs, then the first of the plan."""
-    chosen = canary.choose(
+    chosen = canary.choose_canaries(
         plan(run(1, 0), run(1, 1, epochs=2), run(1, 2, epochs=2), run(2, 3), run(2, 4, epochs=9, steps=50))
     )
-    assert labels(chosen.to_send) == ["1-1", "2-4"] and chosen.under_way == []
+    assert labels(chosen.to_submit) == ["1-1", "2-4"] and chosen.running == []
 
 
 def test_a_shape_is_proven_by_a_run_that_is_done_and_waits_for_one_under_way() -> None:
     """So a command that was killed goes on where it was."""
-    runs = [run(1, 0), run(1, 1, Action.DONE), run(2, 2), run(2, 3, Action.RUNNING), run(2, 4, Action.RUNNING)]
-    chosen = canary.choose(plan(*runs))
-    assert chosen.to_send == [] and labels(chosen.under_way) == ["2-3"]
+    runs = [run(1, 0), run(1, 1, CellState.DONE), run(2, 2), run(2, 3, CellState.RUNNING), run(2, 4, CellState.RUNNING)]
+    chosen = canary.choose_canaries(plan(*runs))
+    assert chosen.to_submit == [] and labels(chosen.running) == ["2-3"]
     assert chosen.run_ids == [runs[3].cell.run_id]
 
 
 def test_what_is_out_of_date_proves_nothing_and_failed_runs_may_be_canaries() -> None:
     """The code changed since; a failed run is sent again like a new one."""
-    chosen = canary.choose(plan(run(1, 0, Action.STALE), run(1, 1, Action.FAILED)))
-    assert labels(chosen.to_send) == ["1-1"]
-    assert canary.choose(plan(run(1, 0, Action.STALE))).run_ids == []
-    assert labels(canary.choose(plan(run(1, 0, Action.STALE)), stale=True).to_send) == ["1-0"]
+    chosen = canary.choose_canaries(plan(run(1, 0, CellState.STALE), run(1, 1, CellState.FAILED)))
+    assert labels(chosen.to_submit) == ["1-1"]
+    assert canary.choose_canaries(plan(run(1, 0, CellState.STALE))).run_ids == []
+    assert labels(canary.choose_canaries(plan(run(1, 0, CellState.STALE)), stale=True).to_submit) == ["1-0"]
 
 
 def test_a_limit_of_gpu_hours_counts_what_is_to_send_and_what_is_under_way() -> None:
     """2 h × 2 GPUs each; what is done counts no more."""
-    runs = [run(2, 0), run(2, 1, Action.FAILED), run(2, 2, Action.RUNNING), run(2, 3, Action.DONE)]
-    costs.insist(plan(*runs), 12.0)
+    runs = [run(2, 0), run(2, 1, CellState.FAILED), run(2, 2, CellState.RUNNING), run(2, 3, CellState.DONE)]
+    costs.check_limit(plan(*runs), 12.0)
     with pytest.raises(InputError) as refused:
-        costs.insist(plan(*runs), 11.9)
+        costs.check_limit(plan(*runs), 11.9)
     assert refused.value.what == "this may use 12.0 GPU-hours, and --max-gpu-hours is 11.9: nothing was sent"
     assert refused.value.why == "time limit × GPUs: 8.0 of 2 runs to send, 4.0 of 1 that are under way"
     assert refused.value.exit_code == 2 and "shorten time_limit" in refused.value.hint
     with pytest.raises(InputError):
-        costs.insist(plan(*runs), float("nan"))
-    costs.insist(plan(run(2, 2, Action.RUNNING)), 0.0)
+        costs.check_limit(plan(*runs), float("nan"))
+    costs.check_limit(plan(run(2, 2, CellState.RUNNING)), 0.0)
 
 
 def test_stale_runs_cost_when_they_are_sent() -> None:
     """With --stale only."""
-    only_stale = plan(run(1, 0, Action.STALE))
-    costs.insist(only_stale, 0.0)
+    only_stale = plan(run(1, 0, CellState.STALE))
+    costs.check_limit(only_stale, 0.0)
     with pytest.raises(InputError, match=r"this may use 2\.0 GPU-hours"):
-        costs.insist(only_stale, 0.0, stale=True)
+        costs.check_limit(only_stale, 0.0, stale=True)

@@ -329,7 +329,7 @@ def test_it_asks_at_a_terminal(
         ),
         (["--state", "planned"], "have no files yet\n  fix: orchestrate submit sends them, orchestrate db rebuild"),
         (["--older-than", "7"], '--older-than: "7" has no unit'),
-        (["--older-than", "0d"], '--older-than: "0d" is no time at all'),
+        (["--older-than", "0d"], '--older-than: "0d" is zero'),
     ],
 )
 def test_bad_input_removes_nothing(campaign: Campaign, typed: Typed, argv: list[str], message: str) -> None:

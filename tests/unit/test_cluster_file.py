@@ -89,7 +89,7 @@ partion = "htc"
 """)
     assert found == {
         "acount": ('unknown key "acount"', 'did you mean "account"?'),
-        "account": ("42 is not a text", 'texts stand in quotes: "42"'),
+        "account": ("42 is not a text", 'put the text in quotes: "42"'),
         "requeue": ('"no" is not one of never, requeue, cancel', ""),
         "poll_seconds": ("0 is out of range", "write a value of at least 1"),
         "python": (
@@ -102,10 +102,10 @@ partion = "htc"
         ),
         "env.NCCL_DEBUG": ("1 is not a text", 'quote it: "1"'),
         "extra.job-name": ("--job-name is decided for each run", "remove it"),
-        "gpu.a100": ('there is no "node_gpus" here', 'add "node_gpus"'),
+        "gpu.a100": ('"node_gpus" is missing', 'add "node_gpus"'),
         "gpu.a100.mem": ('unknown key "mem"', "the keys here are: node_mem, mem_style, mem_per_gpu, expect_mem_gb"),
-        "gpu.a100.node_mem": ("512 has no unit", 'say which: "512G" or "512M"'),
-        "gpu.a100.queue[0].max_time": ("this is a time of day, not a text", 'quote it: "04:00:00"'),
+        "gpu.a100.node_mem": ("512 has no unit", 'write "512G" or "512M"'),
+        "gpu.a100.queue[0].max_time": ("this is a TOML time of day", 'quote it: "04:00:00"'),
         "gpu.a100.queue[0].partion": ('unknown key "partion"', 'did you mean "partition"?'),
     }
 

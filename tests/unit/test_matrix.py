@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import experiment, matrix
+from orchestrator.config import experiment
 from orchestrator.config.experiment import Published
-from orchestrator.config.matrix import Matrix
 from orchestrator.errors import ExperimentError
+from orchestrator.planning import matrix
+from orchestrator.planning.matrix import Matrix
 from orchestrator.plugins import Plugins
 from workloads.contract import Execution, Hardware, TrainConfig
 from workloads.registry import DatasetShape, Option, StrategyDeclaration
@@ -328,7 +329,7 @@ def test_duplicates_are_one_run_with_the_figures_of_both() -> None:
     assert (len(cells.cells), cells.merged, cells.merged_labels) == (1, 2, {"cnn-eager-cpu1-s0": 2})
     assert cells.cells[0].execution.time_limit_s == 3600
     assert cells.cells[0].published == (Published({"test_accuracy": 0.5}, "T4"),)
-    assert cells.notes == ["cnn-eager-cpu1-s0 is asked for twice with different limits: the first ones count"]
+    assert cells.notes == ["cnn-eager-cpu1-s0 is requested twice with different execution settings: the first are used"]
 
 
 def test_keys_that_mean_nothing_tell_no_runs_apart() -> None:
@@ -341,9 +342,9 @@ def test_keys_that_mean_nothing_tell_no_runs_apart() -> None:
     ]
     assert cells.merged == 1
     assert cells.notes == [
-        "workers means nothing without the dataloader loader: it tells no runs apart there",
-        "epochs means nothing beside steps: it tells no runs apart there",
-        "momentum means nothing without sgd: it tells no runs apart there",
+        "workers is ignored without the dataloader loader: it does not affect a run's identity there",
+        "epochs is ignored beside steps: it does not affect a run's identity there",
+        "momentum is ignored without sgd: it does not affect a run's identity there",
     ]
 
 
@@ -390,9 +391,9 @@ def test_conditions_that_meet_no_cell_are_said() -> None:
     )
     assert cells.notes == [
         "--set epochs=2 adds a default",
-        "when[1] meets no cell",
-        "exclude[0] meets no cell",
-        "published[0] meets no cell",
+        "when[1] matches no cell",
+        "exclude[0] matches no cell",
+        "published[0] matches no cell",
     ]
 
 
@@ -443,9 +444,9 @@ def test_eager_on_several_devices_is_excluded_and_ddp_on_one_is_not() -> None:
         (
             'model = "resnet18"\ndropout = 0.2',
             "dropout",
-            "dropout = 0.2 means nothing for resnet18, which has none: set it in a [[when]] for others",
+            "resnet18 has no dropout layer and ignores dropout = 0.2: set it in a [[when]] for other models",
         ),
-        ('stem = "cifar"', "stem", 'stem = "cifar" means nothing for cnn: set it in a [[when]] for others'),
+        ('stem = "cifar"', "stem", 'cnn ignores stem = "cifar": set it in a [[when]] for other models'),
         ('precision = "tf32"', "precision", "tf32 is a mode of NVIDIA GPUs: on CPU use fp32"),
         ("nesterov = true\nmomentum = 0.0", "nesterov", "nesterov needs a momentum above 0"),
         (
@@ -499,7 +500,7 @@ def test_batch_norm_tells_no_runs_apart_where_a_model_has_none() -> None:
         ("resnet18", "batch"),
         ("resnet18", "frozen"),
     ]
-    assert found.notes == ["batch_norm means nothing for vgg16: it tells no runs apart there"]
+    assert found.notes == ["batch_norm is ignored for vgg16: it does not affect a run's identity there"]
 
 
 @pytest.mark.parametrize(
@@ -602,5 +603,5 @@ def test_a_product_beyond_reason_is_refused_before_it_is_made() -> None:
         expand(text)
     (mistake,) = caught.value.mistakes
     assert mistake.where == "experiment.toml: matrix"
-    assert mistake.what == "1,500,000 cells (500 x 1000 x 3), and 1,000,000 are as many as a plan may have"
+    assert mistake.what == "1,500,000 cells (500 x 1000 x 3), and a plan may have 1,000,000"
     assert "[[zip]]" in mistake.hint

@@ -46,7 +46,7 @@ on = "paper"
 def test_a_kind_of_hardware_replaces_the_kind_everywhere() -> None:
     """In axes, values, conditions and published figures; rows that became equal stay apart where options differ."""
     spec = experiment.parse(STUDY, "x", ["hardware=h100"])
-    assert [row["hardware"] for row in spec.products[0].axes[0].rows] == [
+    assert [row["hardware"] for row in spec.products[0][0]] == [
         Hardware("h100", 1),
         Hardware("h100", 2),
         Hardware("h100", 2),
@@ -56,13 +56,13 @@ def test_a_kind_of_hardware_replaces_the_kind_everywhere() -> None:
     assert spec.excludes[0].match == {"hardware": frozenset({Hardware("h100", 2), Hardware("h100", 4)})}
     assert spec.includes[0]["hardware"] == Hardware("h100", 1)
     assert spec.published[0].match["hardware"] == frozenset({Hardware("h100", 1)})
-    assert spec.overrides == ("--set hardware=h100 changes the kind and leaves the number of devices, in 6 places",)
+    assert spec.overrides == ("--set hardware=h100 changes the kind and keeps the number of devices, in 6 places",)
 
 
 def test_whole_hardware_still_replaces_the_numbers_too() -> None:
     """And what is neither is refused as before."""
     spec = experiment.parse(STUDY, "x", ["hardware=cpu:2"])
-    assert [row["hardware"] for row in spec.products[0].axes[0].rows] == [
+    assert [row["hardware"] for row in spec.products[0][0]] == [
         Hardware("cpu", 2),
         Hardware("cpu", 2),
         Hardware("cpu", 2),

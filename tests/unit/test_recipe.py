@@ -195,8 +195,8 @@ def test_a_size_that_the_model_would_not_be_fed_is_refused_in_the_job() -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"model": "cnn", "stem": "cifar"}, 'experiment.toml: stem: stem = "cifar" means nothing for cnn'),
-        ({"model": "resnet50", "dropout": 0.1}, "experiment.toml: dropout: dropout = 0.1 means nothing for resnet50"),
+        ({"model": "cnn", "stem": "cifar"}, 'experiment.toml: stem: cnn ignores stem = "cifar"'),
+        ({"model": "resnet50", "dropout": 0.1}, "experiment.toml: dropout: resnet50 has no dropout layer and ignores dropout = 0.1"),
     ],
 )
 def test_a_key_that_the_model_would_ignore_is_refused_in_the_job(keys: dict[str, Any], said: str) -> None:

@@ -152,7 +152,7 @@ def test_rows_of_several_experiments_say_which(study: Any, capsys: pytest.Captur
         (["results", "--set", "lr=1"], "--set lr=1: --set goes with --published\n  why: it changes"),
         (["results", "-g", "model", "-s", "device_name"], "--select: device_name has no median"),
         (["query", "SELECT :a", "-p", "a"], "-p a: not a parameter\n  fix: -p NAME=VALUE"),
-        (["query", "SELECT :a", "-p", "a=1", "-p", ":a=2"], "-p :a=2: :a is given twice\n  fix: leave one of them out"),
+        (["query", "SELECT :a", "-p", "a=1", "-p", ":a=2"], "-p :a=2: :a is given twice\n  fix: remove one of them"),
         (["query", "SELECT 1", "-p", "a=1"], "SELECT 1: the statement has no :a\n  why: it has no parameter"),
         (["query", "DELETE FROM runs"], "DELETE FROM runs: query only reads"),
     ],

@@ -10,9 +10,10 @@ import pytest
 
 from orchestrator.cluster import cluster_file, resources
 from orchestrator.cluster.profile import ClusterProfile
-from orchestrator.config import experiment, matrix, starter_studies
-from orchestrator.config.matrix import Cell, Matrix
+from orchestrator.config import experiment, starter_studies
 from orchestrator.environment.interpreter import Packages
+from orchestrator.planning import matrix
+from orchestrator.planning.matrix import Cell, Matrix
 from workloads import registry
 from workloads.contract import Hardware
 

@@ -6,9 +6,10 @@ from collections import Counter
 
 import pytest
 
-from orchestrator.config import experiment, matrix, starter_studies
-from orchestrator.config.matrix import Matrix
+from orchestrator.config import experiment, starter_studies
 from orchestrator.errors import InputError
+from orchestrator.planning import matrix
+from orchestrator.planning.matrix import Matrix
 from workloads.contract import Hardware
 
 
@@ -26,7 +27,7 @@ def test_demo_comes_first() -> None:
 
 @pytest.mark.parametrize("name", starter_studies.names())
 def test_every_study_plans_runs_and_says_what_it_is(name: str) -> None:
-    """Nothing in it is refused, nothing meets no cell, nothing stands twice."""
+    """Nothing in it is refused, nothing matches no cell, nothing stands twice."""
     found = expand(starter_studies.read(name))
     assert found.cells and not found.notes and not found.merged
     assert experiment.parse(starter_studies.read(name), "x").name == name

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import experiment, matrix
+from orchestrator.config import experiment
 from orchestrator.errors import ExperimentError
+from orchestrator.planning import matrix
 from workloads import registry
 from workloads.contract import Hardware
 
@@ -166,7 +167,7 @@ def _has_balance(strategy: str) -> bool:
             (
                 f'{{ name = "{name}", balance = [20, 2], balance_by = "{by}" }}',
                 {},
-                f'balance_by = "{by}" means nothing beside balance [20, 2]: leave one of them out',
+                f'balance_by = "{by}" means nothing beside balance [20, 2]: remove one of them',
             )
             for name, by in {"gpipe": "size", "pipeline": "size", "model_parallel": "time"}.items()
         ),

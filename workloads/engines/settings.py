@@ -58,8 +58,7 @@ def model(config: TrainConfig) -> registry.ModelDeclaration:
     declaration = registry.find(registry.models(), config.model)
     if declaration is None:
         raise InputError(f"no model is named {config.model!r} here", hint="is the package that brings it installed?")
-    key, why = declaration.ignored_key(config.to_json())
-    if why:
+    for key, why in declaration.ignored_keys(config.to_json()).items():
         raise InputError(why, where=f"experiment.toml: {key}", hint="plan and submit again")
     return declaration
 
@@ -80,7 +79,7 @@ def load_data(job: Job) -> ImageData | SequenceData:
     declaration = registry.find(registry.datasets(), config.dataset)
     if declaration is None:
         raise InputError(f"no data set is named {config.dataset!r} here")
-    if why := declaration.ignored_key(config.to_json()):
+    for why in declaration.ignored_keys(config.to_json()).values():
         raise InputError(why, where="experiment.toml", hint="plan and submit again")
     data = declaration.load(staging.data_root(job, declaration), config.dataset, config)
     planned = job.spec.dataset_digest
@@ -101,7 +100,7 @@ def _tested_on_part(data: ImageData | SequenceData, config: TrainConfig) -> Imag
 
     import numpy as np
 
-    from workloads.loaders.order import subset
+    from workloads.loaders.sample_order import subset
 
     if isinstance(data, SequenceData):
         of_one_class = np.zeros(len(data.test), np.int64)

@@ -52,7 +52,7 @@ def query(
             raise InputError("not a parameter", where=f"-p {given}", hint="-p NAME=VALUE")
         name = name.removeprefix(":")
         if name in values:
-            raise InputError(f":{name} is given twice", where=f"-p {given}", hint="leave one of them out")
+            raise InputError(f":{name} is given twice", where=f"-p {given}", hint="remove one of them")
         values[name] = value
     statement = _from_standard_input() if sql == "-" else sql
     workspace = Workspace.at(database=database)
@@ -60,7 +60,7 @@ def query(
     with open_store(workspace.database, read_only=True) as store:
         names, rows = queries.run_sql(store, statement, values)
     columns = [output.Column(name, title=name, text=_as_asked(name)) for name in names]
-    output.rows([dict(zip(names, row, strict=True)) for row in rows], columns, output.chosen(format, json))
+    output.print_rows([dict(zip(names, row, strict=True)) for row in rows], columns, output.resolve_format(format, json))
 
 
 def _from_standard_input() -> str:

@@ -94,11 +94,11 @@ def results(
     from orchestrator.planning.published import beside
 
     workspace = Workspace.at(runs=runs, database=database)
-    style = output.chosen(format, json)
+    style = output.resolve_format(format, json)
     shown: Sequence[Mapping[str, Any]]
     by = _keys(group_by, "--group-by")
     if by and published:
-        raise InputError("--published is for single runs", where=f"--group-by {group_by}", hint="leave one of them out")
+        raise InputError("--published is for single runs", where=f"--group-by {group_by}", hint="remove one of them")
     if sets and not published:
         why = "it changes what [[published]] of the experiment file is compared with"
         raise InputError("--set goes with --published", where=f"--set {sets[0]}", why=why, hint="add --published")
@@ -121,12 +121,12 @@ def results(
         columns = _run_columns(rows, wanted, style)
     if sort:
         shown = _sorted(shown, sort)
-    output.rows(shown, columns, style)
+    output.print_rows(shown, columns, style)
     for note in _notes(rows, where or [], by):
-        output.talk(f"note: {note}")
+        output.print_message(f"note: {note}")
     if others is not None:
         for note in _notes_on_published(shown, experiment, others):
-            output.talk(f"note: {note}")
+            output.print_message(f"note: {note}")
     _say_unfinished(rows)
 
 
@@ -139,12 +139,12 @@ def _collected(workspace: Workspace) -> Iterator[Store]:
 
     insist_on_results(workspace)
     if not workspace.runs.is_dir():
-        output.talk(f"note: {workspace.runs}: there is no runs folder, so newer results are not in it")
+        output.print_message(f"note: {workspace.runs}: there is no runs folder, so newer results are not in it")
     try:
         with open_store(workspace.database) as store:
             say_problems(take_in(store, workspace.runs))
     except StoreReadOnlyError as error:
-        output.talk(f"note: {error.where}: {error.what}, so newer results are not in it")
+        output.print_message(f"note: {error.where}: {error.what}, so newer results are not in it")
     with open_store(workspace.database, read_only=True) as store:
         yield store
 
@@ -183,9 +183,9 @@ def _say_unfinished(rows: Sequence[Mapping[str, Any]]) -> None:
     for count, names in (("failed", failed), ("diverged (a loss was NaN or infinite)", diverged)):
         if names:
             more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            output.talk(f"note: {len(names)} of {len(rows)} runs {count}: {', '.join(names[:_NAMED])}{more}")
+            output.print_message(f"note: {len(names)} of {len(rows)} runs {count}: {', '.join(names[:_NAMED])}{more}")
     if unfinished:
-        output.talk(f"note: {unfinished} of {len(rows)} runs have no result yet")
+        output.print_message(f"note: {unfinished} of {len(rows)} runs have no result yet")
 
 
 def _keys(text: str, option: str, others: ExperimentSpec | None = None) -> list[str]:
@@ -288,7 +288,7 @@ def _group_columns(
 
 def _with_range(name: str) -> Any:
     def text(row: Mapping[str, Any]) -> str:
-        median, low, high = (output.pretty(name, row[key]) for key in (name, f"{name}_min", f"{name}_max"))
+        median, low, high = (output.format_value(name, row[key]) for key in (name, f"{name}_min", f"{name}_max"))
         return median if low == high else f"{median} ({low}–{high})"
 
     return text

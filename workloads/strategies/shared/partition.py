@@ -1,4 +1,4 @@
-"""Cutting a model into consecutive parts, one for each device or stage, so that each takes its share."""
+"""Cut a model into consecutive parts, one for each device or pipeline stage, of about equal cost."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from workloads.contract import Hardware
 from workloads.errors import InputError
-from workloads.registry import Options
+from workloads.registry import Option, Options
+from workloads.strategies.shared.compiled_steps import CAPTURED, capture, side_stream
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -17,13 +19,36 @@ if TYPE_CHECKING:
     from workloads.strategies.shared.protocol import Task
 
 REPEATS = 3
-"""Measurements of a layer, of which the shortest counts: anything else only ever makes it longer."""
+"""Measurements of a layer, of which the shortest counts: disturbances only ever make it longer."""
+
+CHUNKS = Option(name="chunks", type=int, default=4, minimum=1, summary="Micro-batches a batch")
+
+TWO_PARTS = 2
 
 
-def sizes_of_parts(task: Task, layers: Sequence[nn.Module], parts: int, samples: int) -> tuple[int, ...]:
-    """How many consecutive layers each part has, by the options ``balance``, ``balance_by`` and, if any, ``segments``.
+def balance_option(summary: str) -> Option:
+    """Return the option ``balance``: how many layers, or segments, each part has."""
+    return Option(name="balance", type=tuple[int, ...], default=(), minimum=1, summary=summary)
 
-    An attempt that goes on from another one's checkpoint has that one's parts.
+
+def balance_by_option(default: str) -> Option:
+    """Return the option ``balance_by``, of which the default is named first."""
+    other = {"time": "size", "size": "time"}[default]
+    words = {"time": "measured time", "size": "number of parameters"}
+    return Option(
+        name="balance_by",
+        type=str,
+        default=default,
+        choices=(default, other),
+        summary=f"Layers are shared out by {words[default]} or by {words[other]}",
+    )
+
+
+def decide_balance(task: Task, layers: Sequence[nn.Module], parts: int, samples: int) -> tuple[int, ...]:
+    """Return how many consecutive layers each part has.
+
+    The options ``balance``, ``balance_by`` and, where a strategy has it, ``segments`` decide; an attempt that resumes
+    keeps the balance of its checkpoint.
 
     Args:
         samples: of a micro-batch, with which layers are measured.
@@ -31,31 +56,31 @@ def sizes_of_parts(task: Task, layers: Sequence[nn.Module], parts: int, samples:
     Raises:
         InputError: ``balance`` does not add up, or there are more parts than layers.
     """
-    if why := misfit(len(layers), parts, task.options):
+    if why := unsupported_layers(len(layers), parts, task.options):
         raise InputError(
             f"{task.config.strategy} cannot cut {task.config.model}: {why}",
             where="experiment.toml: strategy",
             hint="leave balance out to have layers shared out by measured time",
         )
-    return task.cut(lambda: _decided(task, layers, parts, samples))
+    return task.balance(lambda: _balance_anew(task, layers, parts, samples))
 
 
-def _decided(task: Task, layers: Sequence[nn.Module], parts: int, samples: int) -> list[int]:
-    balance, segments = _asked(task.options)
+def _balance_anew(task: Task, layers: Sequence[nn.Module], parts: int, samples: int) -> list[int]:
+    balance, segments = _balance_and_segments(task.options)
     groups = (1,) * len(layers)
     costs: list[float] = []
     if segments or not balance:
         by_size = task.options["balance_by"] == "size"
-        costs = [_size(layer) for layer in layers] if by_size else measure_s(task, layers, samples)
+        costs = [_num_parameters(layer) for layer in layers] if by_size else measure_layers_s(task, layers, samples)
     if segments:
-        groups = share_out(costs, segments)
-        costs = runs(costs, groups)
-    return [int(n) for n in runs(groups, balance or share_out(costs, parts))]
+        groups = equal_parts(costs, segments)
+        costs = sums_of_runs(costs, groups)
+    return [int(n) for n in sums_of_runs(groups, balance or equal_parts(costs, parts))]
 
 
-def misfit(layers: int, parts: int, options: Options) -> str:
-    """Why so many layers cannot be cut into these parts, in plan and job alike; empty when they can."""
-    balance, segments = _asked(options)
+def unsupported_layers(layers: int, parts: int, options: Options) -> str:
+    """Return why a model of so many layers cannot be cut into the parts, for plan and job alike; empty when it can."""
+    balance, segments = _balance_and_segments(options)
     if max(parts, segments) > layers:
         return f"{layers} layers cannot be shared out to {max(parts, segments)} parts"
     if balance and sum(balance) != (segments or layers):
@@ -64,36 +89,45 @@ def misfit(layers: int, parts: int, options: Options) -> str:
     return ""
 
 
-def ignores_balance_by(options: Options, default: str) -> str:
-    """Why ``balance_by`` would change nothing; empty where nobody set it, or it means something."""
-    balance, segments = _asked(options)
+def unsupported_on_two_devices(name: str, hardware: Hardware, options: Options) -> str:
+    """Return why a strategy of two parts cannot run on that hardware; empty when it can."""
+    balance, _ = _balance_and_segments(options)
+    if hardware.devices != TWO_PARTS or hardware.nodes > 1:
+        return f"{name} has two parts for two devices of one node, not for {hardware}"
+    if balance and len(balance) != TWO_PARTS:
+        return f"{name} has two parts, and balance {list(balance)} names {len(balance)}"
+    return ""
+
+
+def ignored_balance_by(options: Options, default: str) -> str:
+    """Return why ``balance_by`` would change nothing; empty where it has its default, or decides."""
+    balance, segments = _balance_and_segments(options)
     if not balance or segments or options["balance_by"] == default:
         return ""
-    return f'balance_by = "{options["balance_by"]}" means nothing beside balance {list(balance)}: leave one of them out'
+    return f'balance_by = "{options["balance_by"]}" means nothing beside balance {list(balance)}: remove one of them'
 
 
-def _asked(options: Options) -> tuple[tuple[int, ...], int]:
-    """What ``balance`` and, where a strategy has them, ``segments`` say."""
+def _balance_and_segments(options: Options) -> tuple[tuple[int, ...], int]:
     balance, segments = options["balance"], options.get("segments", 0)
     assert isinstance(balance, tuple) and isinstance(segments, int)
     return balance, segments
 
 
-def runs(values: Sequence[float], lengths: Sequence[int]) -> list[float]:
-    """Sums of consecutive runs of so many values each."""
+def sums_of_runs(values: Sequence[float], lengths: Sequence[int]) -> list[float]:
+    """Return the sums of consecutive runs of values."""
     ends = list(accumulate(lengths))
     return [sum(values[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
 
-def _size(layer: nn.Module) -> float:
+def _num_parameters(layer: nn.Module) -> float:
     return float(sum(p.numel() for p in layer.parameters()))
 
 
-def share_out(costs: Sequence[float], parts: int) -> tuple[int, ...]:
-    """Lengths of consecutive runs of costs, none empty, such that the dearest run is as cheap as can be."""
+def equal_parts(costs: Sequence[float], parts: int) -> tuple[int, ...]:
+    """Return the lengths of consecutive runs of costs, none empty, that minimize the sum of the dearest run."""
     sums = [0.0, *accumulate(costs)]
     count = len(costs)
-    # best[k][n]: (cost of the dearest run, start of the last run) when the first n costs are shared out to k runs.
+    # best[k][n]: (cost of the dearest run, start of the last run) of the best cut of the first n costs into k runs.
     best: list[list[tuple[float, int]]] = [[(0.0 if n == 0 else float("inf"), 0) for n in range(count + 1)]]
     for _ in range(parts):
         before = best[-1]
@@ -112,11 +146,11 @@ def share_out(costs: Sequence[float], parts: int) -> tuple[int, ...]:
     return tuple(reversed(lengths))
 
 
-def measure_s(task: Task, layers: Sequence[nn.Module], samples: int) -> list[float]:
-    """Seconds that each layer takes for forward and backward pass, measured one after another on this rank's device.
+def measure_layers_s(task: Task, layers: Sequence[nn.Module], samples: int) -> list[float]:
+    """Return the seconds of each layer's forward and backward pass, measured one after another on this rank's device.
 
-    Layers are copied, so neither their place nor their statistics change. Where stages will be recorded as graphs, so
-    are the layers: written out, small ones take as long as their launches.
+    Layers are copied, so neither their devices nor their statistics change. Where stages are captured as CUDA graphs,
+    layers are too: as written, small layers would take as long as their kernel launches.
     """
     import torch
 
@@ -125,7 +159,7 @@ def measure_s(task: Task, layers: Sequence[nn.Module], samples: int) -> list[flo
     times_s = []
     for layer in layers:
         trial = _Trial(task, copy.deepcopy(layer).to(task.device).eval(), x)
-        work = trial.recorded() if task.config.compile in ("graphs", "default_graphs") else trial.work
+        work = trial.captured() if task.config.compile in CAPTURED else trial.work
         measured_s = []
         for _ in range(REPEATS + 1):
             settle()
@@ -134,34 +168,32 @@ def measure_s(task: Task, layers: Sequence[nn.Module], samples: int) -> list[flo
             settle()
             measured_s.append(time.perf_counter() - started)
         times_s.append(min(measured_s[1:]))
-        x = trial.answer.detach().clone()
+        x = trial.output.detach().clone()
     return times_s
 
 
 class _Trial:
-    """One layer at work, forwards and backwards."""
+    """Forward and backward pass of one layer."""
 
     def __init__(self, task: Task, layer: nn.Module, x: Tensor) -> None:
         self._task, self._layer = task, layer
-        self._given = x.detach().requires_grad_(x.is_floating_point())
-        self.answer = x
+        self._input = x.detach().requires_grad_(x.is_floating_point())
+        self.output = x
 
     def work(self) -> None:
-        self._given.grad = None
-        # An in-place layer may not write into a leaf of the graph.
-        self.answer = self._task.forward(self._layer, self._given * 1)
-        self.answer.sum().backward()  # type: ignore[no-untyped-call]
+        self._input.grad = None
+        # Autograd rejects in-place layers, such as ReLU(inplace=True), on a leaf that requires a gradient.
+        self.output = self._task.forward(self._layer, self._input * 1)
+        self.output.sum().backward()  # type: ignore[no-untyped-call]
 
-    def recorded(self) -> Callable[[], None]:
-        """The same work as a graph."""
+    def captured(self) -> Callable[[], None]:
+        """Return the replay of the same work as a CUDA graph."""
         import torch
 
-        from workloads.strategies.shared.compiled_steps import beside, recording
-
-        with beside(self._task.device):
+        with side_stream(self._task.device):
             self.work()
         torch.cuda.synchronize(self._task.device)
         graph = torch.cuda.CUDAGraph()
-        with recording(graph, self._task.device):
+        with capture(graph, self._task.device):
             self.work()
         return graph.replay

@@ -1,0 +1,1 @@
+"""Why a cell cannot run: one list of rules for training, one for the target."""
