@@ -1,8 +1,8 @@
-"""How quickly the command line answers, beside Hydra's ``--help`` and ``import torch`` in the same interleaved run.
+"""Start-up time of the command line, compared with Hydra's ``--help`` and ``import torch`` in interleaved runs.
 
-    python benchmarks/startup.py [--repeats 15] [--json]
+    python -m benchmarks.startup [--repeats 15] [--json]
 
-Needs hydra-core and torch beside the project. Ratios are medians of pairwise ratios with their quartiles.
+Needs hydra-core and torch. Ratios are medians of pairwise ratios with their quartiles.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _seconds(argv: list[str], folder: Path) -> float:
 
 
 def measure(repeats: int) -> dict[str, list[float]]:
-    """Wall seconds of each command, taken in turn so that a drifting machine touches all alike."""
+    """Return the wall-clock seconds of each command. Commands alternate so that drift affects all of them equally."""
     root = Path(__file__).parents[1]
     script = str(Path(sys.executable).parent / "orchestrate")
     with tempfile.TemporaryDirectory() as name:
@@ -58,7 +58,7 @@ def measure(repeats: int) -> dict[str, list[float]]:
             "import torch": [sys.executable, "-c", "import torch"],
         }
         for argv in commands.values():
-            _seconds(argv, folder)  # files into the page cache, byte code written
+            _seconds(argv, folder)  # warm up: fill the page cache and write byte code
         times: dict[str, list[float]] = {label: [] for label in commands}
         for _ in range(repeats):
             for label, argv in commands.items():

@@ -1,17 +1,18 @@
-"""How quickly 1,000 cells are submitted to a real Slurm, beside submitit and a bare ``sbatch --array``.
+"""Time to submit 1,000 cells to a real Slurm, compared with submitit and a bare ``sbatch --array``.
 
     python -m benchmarks.submit [--cells 1000] [--repeats 5] [--folder FOLDER] [--json]
 
-Boots the throw-away cluster of the tests and sends to a partition that starts nothing, so that only submitting is
-measured; after each turn the queue is emptied. Ours is all that ``orchestrate submit`` does once the plan is there:
-intents committed and specs and calls on disk before ``sbatch``, job ids in the store and in every run's folder. Peers:
+Boots the tests' throw-away cluster and submits to a partition that starts no jobs, so that only submission is measured;
+the queue is emptied after each turn. "ours" is everything that ``orchestrate submit`` does once the plan exists: commit
+the intents, write specs and calls to disk, call ``sbatch``, and record the job ids in the store. Peers:
 
-    submitit loop   ``submit`` once a cell, as its users write it; a sample, as it sends five a second
-    map_array       submitit's array: pickles and one ``sbatch``, nothing that would outlive an interruption
-    sbatch --array  the same number of tasks of a script of one line: what Slurm itself takes
+    submitit loop   ``submit`` once per cell, as in submitit's documentation; measured on a sample, because submitit
+                    submits five jobs per second
+    map_array       submitit's array: pickles and one ``sbatch``, without protection against interruption
+    sbatch --array  the same number of tasks of a one-line script: the time that Slurm itself needs
 
-Taken in turn, medians of ratios within a turn. ``--folder`` is where the files of all of them go: on a memory disk such
-as /dev/shm the disk's own time, which other programs may take, is left out.
+The kinds alternate; ratios are medians of the ratios within a turn. ``--folder`` holds all files: with a memory file
+system such as /dev/shm, disk time is excluded.
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ class Bench:
 
     lab: Lab
     folder: Path
-    """Of everybody's files."""
+    """Where the files of all kinds go."""
     cells: int
 
     def ours(self) -> float:
-        """Seconds to submit a plan of new runs, in a workspace of its own."""
+        """Return the seconds to submit a plan of new runs in a new workspace."""
         from db import queries
         from db.connect import open_store
 
@@ -87,16 +88,16 @@ class Bench:
         with open_store(workspace.database) as store:
             records, durations = queries.run_records(store), queries.durations(store)
         profile = cluster_file.load(folder / "cluster.toml")
-        packages = Packages("python", None, "not asked in a benchmark")
-        plan = planner.make(workspace, spec, profile, None, records, durations, packages)
+        packages = Packages("python", None, "not queried in a benchmark")
+        plan = planner.make_plan(workspace, spec, profile, None, records, durations, packages)
         start = time.perf_counter()
-        done = submitter.submit(workspace, plan, newest_known={})
+        done = submitter.submit_plan(workspace, plan, newest_known={})
         seconds = time.perf_counter() - start
-        assert len(done.sent) == self.cells, done
+        assert len(done.submitted) == self.cells, done
         return seconds
 
     def loop(self) -> float:
-        """Seconds for as many cells, at the rate of a sample."""
+        """Return the seconds for all cells, extrapolated from a sample."""
         executor = self._executor()
         start = time.perf_counter()
         for number in range(LOOP_CELLS):
@@ -125,7 +126,7 @@ class Bench:
         return executor
 
     def empty(self) -> None:
-        """Take everything out of the queue, and wait until it is."""
+        """Cancel all jobs and wait until the queue is empty."""
         self.lab.command("scancel", f"--user={os.getuid()}")
         while self.lab.command("squeue", "-h"):
             time.sleep(0.1)
@@ -136,9 +137,9 @@ def _nothing(number: int) -> int:
 
 
 def measure(cells: int, repeats: int, folder: Path | None) -> dict[str, list[float]]:
-    """Seconds of each kind, by turn."""
+    """Return the seconds of each kind, turn by turn."""
     times: dict[str, list[float]] = {}
-    # Short: a socket's path has at most 107 characters.
+    # A short prefix: unix(7) limits the path of a socket to 107 characters.
     with (
         tempfile.TemporaryDirectory(prefix="lab-") as place,
         tempfile.TemporaryDirectory(prefix="files-", dir=folder) as name,
@@ -152,7 +153,7 @@ def measure(cells: int, repeats: int, folder: Path | None) -> dict[str, list[flo
             "map_array": bench.map_array,
             "sbatch --array": bench.bare,
         }
-        bench.ours()  # modules imported, byte code written
+        bench.ours()  # warm up: import modules and write byte code
         bench.empty()
         for _ in range(repeats):
             for label, seconds in kinds.items():

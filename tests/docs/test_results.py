@@ -1,4 +1,4 @@
-"""Figures of docs/results are those of the runs beside them."""
+"""Check that the figures in docs/results are those of the recorded runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from orchestrator.planning import matrix
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 NOT_IDENTITY = {"repeat", "run_id", "label"}
-"""What runs that are repeats of each other differ in."""
+"""Fields in which repeats of a run differ."""
 
 
 def _rows(folder: str) -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ def _rows(folder: str) -> list[dict[str, Any]]:
 
 
 def _groups(folder: str) -> set[tuple[int, int, int]]:
-    """Median, least and most samples a second of runs that differ in their repeat alone."""
+    """Return median, minimum and maximum samples per second of runs that differ only in their repeat."""
     groups = defaultdict(list)
     for row in _rows(folder):
         settings = list(row)[: list(row).index("first_submitted_at")]
@@ -39,7 +39,7 @@ def _groups(folder: str) -> set[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("folder", ["h100-strategies", "h200", "h200-ways"])
 def test_rates_are_medians_of_the_runs(folder: str) -> None:
-    """Every rate of the tables, as ``4246 (4244–4247)`` or, of a single run, ``49100``."""
+    """Check every rate of the tables, written ``4246 (4244–4247)`` or, for a single run, ``49100``."""
     measured = _groups(folder)
     text = (RESULTS / folder / "README.md").read_text()
     cells = [cell.strip() for line in text.splitlines() if line.startswith("| ") for cell in line.split("|")]
@@ -55,8 +55,8 @@ def test_rates_are_medians_of_the_runs(folder: str) -> None:
     assert found >= 6
 
 
-def test_rates_of_the_pair_are_those_of_their_runs() -> None:
-    """Each row names its run: the batch over the median step."""
+def test_rates_of_the_pair_match_their_runs() -> None:
+    """Each row names its run; the rate is the batch divided by the median step."""
     rates = {row["run_id"]: row["batch_size"] / row["step_time_s"] for row in _rows("h100-pair")}
     text = (RESULTS / "h100-pair" / "README.md").read_text()
     rows = re.findall(r"\| ([\d,]+) \|[^|]*\|[^|]*\|[^|]*\| `(\w{16})` \|", text)
@@ -65,8 +65,8 @@ def test_rates_of_the_pair_are_those_of_their_runs() -> None:
         assert int(shown.replace(",", "")) == round(rates[run_id]), run_id
 
 
-def test_accuracies_and_pipelines_are_those_of_their_runs() -> None:
-    """Each row names its run: accuracy and total time, or rate, step and peak memory."""
+def test_accuracies_and_pipelines_match_their_runs() -> None:
+    """Each row names its run; compare accuracy and total time, or rate, step and peak memory."""
     rows = {row["run_id"]: row for row in _rows("h200-pair")}
     lines = re.findall(r"^\|(.*)\| `(\w{16})` \|$", (RESULTS / "h200-pair" / "README.md").read_text(), re.MULTILINE)
     assert {run_id for _, run_id in lines} == set(rows)
@@ -80,8 +80,8 @@ def test_accuracies_and_pipelines_are_those_of_their_runs() -> None:
             assert cells[7] == f"{row['test_accuracy'] * 100:.2f}" and cells[9] == f"{row['total_time_s']:.1f}", run_id
 
 
-def test_what_a_pipeline_loses_follows_from_its_stages() -> None:
-    """The table's times, computed again from what was measured of each stage."""
+def test_the_pipeline_bound_table_follows_from_the_stages() -> None:
+    """Recompute the times of the table from the measured stages."""
     measured = json.loads((RESULTS / "h200-pair" / "pipeline_bound.json").read_text())
     text = (RESULTS / "h200-pair" / "README.md").read_text()
     for name, found in measured.items():
@@ -93,8 +93,8 @@ def test_what_a_pipeline_loses_follows_from_its_stages() -> None:
         assert f"| {model} | {int(batch):,} | {' | '.join(times)} |".replace("%", " %") in text
 
 
-def test_the_harness_s_ratios_are_those_that_were_measured() -> None:
-    """Ratios and intervals of the table, and of the sentence about the case that was measured again."""
+def test_engine_overhead_ratios_match_the_measurements() -> None:
+    """Check ratios and intervals of the tables, and of the sentence about the repeated case."""
     measured = {
         tuple(f"{value:.4f}" for value in (row["ratio"], *row["ratio_95"]))
         for rows in json.loads((RESULTS / "h100-pair" / "engine_overhead.json").read_text()).values()
@@ -102,13 +102,13 @@ def test_the_harness_s_ratios_are_those_that_were_measured() -> None:
     }
     text = (RESULTS / "h100-pair" / "README.md").read_text()
     shown = re.findall(r"\| (\d\.\d{4}) \| (\d\.\d{4}) to (\d\.\d{4}) \|", text)
-    shown += re.findall(r"ratio (\d\.\d{4}) \((\d\.\d{4}) to (\d\.\d{4})\)", text)
+    shown += re.findall(r"ratio (\d\.\d{4}) \((\d\.\d{4})\s+to (\d\.\d{4})\)", text)
     assert len(shown) == 19
     assert set(shown) <= measured
 
 
-def test_the_harness_s_ratios_over_all_hosts_are_those_of_all_pairs() -> None:
-    """No host and no case that was measured is left out, host by host or over all."""
+def test_engine_overhead_ratios_over_all_hosts_include_all_pairs() -> None:
+    """No measured host or case is missing, neither per host nor over all hosts."""
     text = (RESULTS / "h200-pair" / "README.md").read_text()
     hosts = json.loads((RESULTS / "h200-pair" / "engine_overhead.json").read_text()).values()
     blocks: defaultdict[str, list[float]] = defaultdict(list)
@@ -116,36 +116,36 @@ def test_the_harness_s_ratios_over_all_hosts_are_those_of_all_pairs() -> None:
     for number, rows in enumerate(hosts, 1):
         for row in rows:
             low, high = row["ratio_95"]
-            verdict = "yes" if row["within_1_pct"] else "no"
+            within = "yes" if row["within_1_pct"] else "no"
             assert f"| {row['case']} | {number} | {row['pairs']:,} | " in text
-            assert f" | {row['ratio']:.4f} ({low:.4f} to {high:.4f}) | {verdict} |" in text
+            assert f" | {row['ratio']:.4f} ({low:.4f} to {high:.4f}) | {within} |" in text
             blocks[row["case"]] += row["ratios"]
             pairs[row["case"]].append(row["pairs"])
     assert len(blocks) == 12
     for case, ratios in blocks.items():
         low, high = interval(ratios, statistics.median)
-        verdict = "yes" if low >= 0.99 and high <= 1.01 else "no"
-        found = f"{statistics.median(ratios):.4f} | {low:.4f} to {high:.4f} | {verdict}"
+        within = "yes" if low >= 0.99 and high <= 1.01 else "no"
+        found = f"{statistics.median(ratios):.4f} | {low:.4f} to {high:.4f} | {within}"
         assert f"| {case} | {len(pairs[case])} | {sum(pairs[case]):,} | {found} |" in text
 
 
-def test_the_harness_s_ratios_beside_the_ways_are_those_that_were_measured() -> None:
-    """Every case, and eager and ddp of each."""
+def test_engine_overhead_ratios_of_the_strategies_page_match_the_measurements() -> None:
+    """Every model has an eager and a ddp case."""
     text = (RESULTS / "h200-ways" / "README.md").read_text()
     rows = json.loads((RESULTS / "h200-ways" / "engine_overhead.json").read_text())
     for row in rows:
         low, high = row["ratio_95"]
         rates = f"{row['engine_samples_per_s']:,.0f} | {row['hand_samples_per_s']:,.0f}"
-        verdict = "yes" if row["within_1_pct"] else "no"
-        found = f"{row['ratio']:.4f} ({low:.4f} to {high:.4f}) | {verdict}"
+        within = "yes" if row["within_1_pct"] else "no"
+        found = f"{row['ratio']:.4f} ({low:.4f} to {high:.4f}) | {within}"
         assert f"| {row['case']} | {row['pairs']:,} | {rates} | {found} |" in text
-    ways = {(row["model"], row["strategy"]) for row in rows}
-    assert ways == set(itertools.product(("resnet50", "swin_tiny", "resnet18", "cnn"), ("eager", "ddp")))
+    cases = {(row["model"], row["strategy"]) for row in rows}
+    assert cases == set(itertools.product(("resnet50", "swin_tiny", "resnet18", "cnn"), ("eager", "ddp")))
 
 
 @pytest.mark.parametrize("model", ["resnet50", "swin_tiny"])
-def test_what_chunks_and_recompute_cost_is_what_was_measured(model: str) -> None:
-    """Steps of one round by the number of chunks; time and memory of recompute, over all rounds and round by round."""
+def test_costs_of_chunks_and_recomputation_match_the_measurements(model: str) -> None:
+    """Check steps by number of chunks, and time and memory of recomputation, over all rounds and per round."""
     text = " ".join((RESULTS / "h200-ways" / "README.md").read_text().split())
     rows: dict[tuple[int, str, int], dict[str, Any]] = {}
     for row in _rows("h200-ways"):
@@ -167,7 +167,7 @@ def test_what_chunks_and_recompute_cost_is_what_was_measured(model: str) -> None
 
 @pytest.mark.parametrize("folder", [path.parent.name for path in sorted(RESULTS.glob("*/results.json"))])
 def test_every_run_follows_from_an_experiment_file_beside_it(folder: str) -> None:
-    """By the digest of what it trains."""
+    """Compare run ids, which are digests of the training configuration."""
     studies = [experiment.load(path, ()) for path in (RESULTS / folder).glob("*.toml")]
     cells = [cell for s in studies for cell in matrix.expand(s, default_cpus=lambda *_: 1, data_root=None).cells]
     assert {row["run_id"] for row in _rows(folder)} <= {cell.run_id for cell in cells}

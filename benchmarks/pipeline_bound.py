@@ -1,19 +1,19 @@
-"""What keeps a pipeline from its bound: small micro-batches, uneven stages, or what lies between them.
+"""Why a pipeline is slower than its bound: small micro-batches, uneven stages, or communication.
 
-    python -m benchmarks.pipeline [--model swin_tiny] [--batch-size 512] [--chunks 8] [--step-ms MEASURED]
+    python -m benchmarks.pipeline_bound [--model swin_tiny] [--batch-size 512] [--chunks 8] [--step-ms MEASURED]
 
-One device is enough. Measured on it are a whole step of ``eager`` and, cut as the strategy ``pipeline`` cuts a model,
-every stage's forward and backward pass over one micro-batch and the update of its parameters, all recorded as graphs as
-the runs record them (on CPUs as they are written). From these times follows how long a step of schedule ``1f1b`` takes
-when messages cost nothing:
+Needs one device. The benchmark measures a whole step of ``eager`` on it and, for the cut that the strategy ``pipeline``
+makes, the forward and backward pass of every stage over one micro-batch and the update of its parameters. On GPUs all
+of these are recorded as graphs, as in a run. From the times it computes a step of schedule ``1f1b`` without
+communication cost:
 
-    bound      a step of one device x (m + n - 1) / (n m), for n devices and m micro-batches
-    equal      with the time that a micro-batch really takes, in stages that are all alike
-    uneven     with the stages as they are
-    update     and the slowest rank's update of its parameters
+    bound      step of one device x (m + n - 1) / (n m), for n devices and m micro-batches
+    equal      with the measured time of a micro-batch, for stages of equal length
+    uneven     with the measured stages
+    update     plus the slowest rank's parameter update
 
-Each line's difference from the one before is what that cause costs. With ``--step-ms``, the step of a run on n devices
-with the same settings, what is left is the cost of messages, of launches and of waiting for them.
+The difference between two lines is the cost of one cause. With ``--step-ms``, the measured step of a run on n devices
+with the same settings, the remainder is the cost of communication, launches and waiting.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WARMUPS = 4
 
 @dataclass(frozen=True)
 class StageTime:
-    """Of one stage and one micro-batch."""
+    """Times of one stage for one micro-batch."""
 
     forward_s: float
     backward_s: float
@@ -42,7 +42,7 @@ class StageTime:
 
 
 def one_f_one_b_s(stages: Sequence[StageTime], chunks: int) -> float:
-    """How long the schedule 1F1B takes when messages cost nothing (PipeDream-Flush; Narayanan et al., 2021)."""
+    """Return the duration of schedule 1F1B without communication cost (PipeDream-Flush; Narayanan et al., 2021)."""
     count = len(stages)
     orders = []
     for number in range(count):
@@ -70,16 +70,16 @@ def one_f_one_b_s(stages: Sequence[StageTime], chunks: int) -> float:
     return max(clock)
 
 
-def explained(whole_s: float, stages: Sequence[StageTime], chunks: int) -> dict[str, float]:
-    """Seconds of a step with each cause added to those before it."""
+def explain(whole_s: float, stages: Sequence[StageTime], chunks: int) -> dict[str, float]:
+    """Return the seconds of a step, adding one cause after the other."""
     count = len(stages)
-    alike = StageTime(
+    mean = StageTime(
         sum(stage.forward_s for stage in stages) / count, sum(stage.backward_s for stage in stages) / count
     )
     uneven_s = one_f_one_b_s(stages, chunks)
     return {
         "bound": whole_s * (chunks + count - 1) / (count * chunks),
-        "equal": one_f_one_b_s([alike] * count, chunks),
+        "equal": one_f_one_b_s([mean] * count, chunks),
         "uneven": uneven_s,
         "update": uneven_s + max(stage.update_s for stage in stages),
     }
@@ -89,7 +89,7 @@ def explained(whole_s: float, stages: Sequence[StageTime], chunks: int) -> dict[
 
 
 class _Bench:
-    """A model and its data on one device, as the engine makes them."""
+    """A model and its data on one device, made as in the engine."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         import torch
@@ -128,7 +128,7 @@ class _Bench:
         self._clock = Clock(self.device)
 
     def task(self, strategy: str) -> Any:
-        """For a strategy of one rank, or a pipeline's rank 0."""
+        """Return the task of a one-rank strategy, or of rank 0 of a pipeline."""
         from workloads.contract import Hardware
         from workloads.engines import recipe, torch_loop
         from workloads.job.world import World
@@ -141,7 +141,7 @@ class _Bench:
         return torch_loop.make_task(config, module, self.loader, World.from_environment({}), self.device)
 
     def time_s(self, *works: Callable[[], object]) -> list[float]:
-        """Median seconds of each of some works that follow one another."""
+        """Return the median seconds of each function, called one after the other."""
         found = []
         for repeat in range(WARMUPS + REPEATS):
             marks = [self._clock.mark()]
@@ -154,7 +154,7 @@ class _Bench:
         return [statistics.median(times) for times in zip(*found, strict=True)]
 
     def whole_s(self) -> float:
-        """A step of ``eager``."""
+        """Return the seconds of a step of ``eager``."""
         from workloads import registry
 
         strategy = registry.strategies()["eager"].create()(self.task("eager"))
@@ -166,7 +166,7 @@ class _Bench:
         return step_s
 
     def cuts(self, chunks: int, devices: int) -> tuple[list[float], list[tuple[int, ...]]]:
-        """Seconds of each layer; the cut that the strategy makes, then its neighbours of one layer more or less."""
+        """Return the seconds of each layer, and the strategy's cut followed by cuts that move one or two layers."""
         from workloads.strategies.shared.partition import measure_s, share_out
 
         task = self.task("pipeline")
@@ -181,7 +181,7 @@ class _Bench:
         return layers_s, found
 
     def stages(self, sizes: Sequence[int], chunks: int) -> list[StageTime]:
-        """Each stage of a cut, at work on one micro-batch."""
+        """Measure each stage of a cut on one micro-batch."""
         import torch
 
         from workloads.models.shared import layer_lists
@@ -220,13 +220,13 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=8)
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--precision", default="bf16", choices=["fp64", "fp32", "tf32", "bf16"])
-    parser.add_argument("--step-ms", type=float, help="a step of a run of the same settings on so many devices")
-    parser.add_argument("--json", type=Path, help="where to write all that was measured")
+    parser.add_argument("--step-ms", type=float, help="measured step of a run with the same settings")
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     arguments = parser.parse_args()
     if not 2 <= arguments.devices <= arguments.chunks <= arguments.batch_size:
-        parser.error("schedule 1f1b needs two devices at least, a micro-batch for each, and a sample for each of those")
+        parser.error("1f1b needs at least two devices, one micro-batch per device and one sample per micro-batch")
     if arguments.json and not arguments.json.parent.is_dir():
-        parser.error(f"--json {arguments.json}: there is no such folder")
+        parser.error(f"--json {arguments.json}: no such folder")
     bench = _Bench(arguments)
     whole_s = bench.whole_s()
     gc.collect()
@@ -235,7 +235,7 @@ def main() -> None:
     for cut in cuts:
         stages = bench.stages(cut, arguments.chunks)
         rows.append(
-            {"cut": cut, "stages": [vars(stage) for stage in stages]} | explained(whole_s, stages, arguments.chunks)
+            {"cut": cut, "stages": [vars(stage) for stage in stages]} | explain(whole_s, stages, arguments.chunks)
         )
         gc.collect()
     steps = {name: rows[0][name] for name in ("bound", "equal", "uneven", "update")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.pipeline import StageTime, explained, one_f_one_b_s
+from benchmarks.pipeline_bound import StageTime, explain, one_f_one_b_s
 
 
 @pytest.mark.parametrize(("count", "chunks"), [(1, 4), (2, 1), (2, 8), (4, 4), (4, 16)])
@@ -24,7 +24,7 @@ def test_the_slowest_stage_sets_the_pace() -> None:
 
 def test_each_cause_adds_to_those_before_it() -> None:
     stages = [StageTime(1.0, 2.0, 0.1), StageTime(1.5, 2.5, 0.3)]
-    found = explained(7.0 * 8 * 0.9, stages, 8)
+    found = explain(7.0 * 8 * 0.9, stages, 8)
     assert list(found) == ["bound", "equal", "uneven", "update"]
     assert found["bound"] == pytest.approx(7.0 * 8 * 0.9 * 9 / 16) and found["equal"] == pytest.approx(3.5 * 9)
     assert found["equal"] < found["uneven"] and found["update"] == pytest.approx(found["uneven"] + 0.3)

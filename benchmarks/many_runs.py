@@ -1,9 +1,9 @@
-"""2,500 probe runs on a cluster that takes 600 at once: seconds, and how often the controller was asked.
+"""Run 2,500 probe runs on a cluster that accepts 600 at once: wall time, and number of queries to the controller.
 
-    python -m benchmarks.many [--runs 2500] [--max-array-size 1001] [--limit 600] [--poll-seconds 10] [--json]
+    python -m benchmarks.many_runs [--runs 2500] [--max-array-size 1001] [--limit 600] [--poll-seconds 10] [--json]
 
-Boots the throw-away cluster of the tests with accounting, MaxArraySize and MaxSubmitJobsPerUser, and leaves the study
-to ``orchestrate submit --watch``. Fails unless every run succeeded, in its first attempt.
+Boots the tests' throw-away cluster with accounting, MaxArraySize and MaxSubmitJobsPerUser, and submits the study with
+``orchestrate submit --watch``. Fails unless every run succeeds in its first attempt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.slurm.test_large import COUNTED, Campaign
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one campaign took."""
+    """Measurements of one campaign."""
 
     runs: int
     seconds: float
@@ -32,11 +32,11 @@ class Figures:
     attempts: int
     calls: dict[str, int]
     arrays: list[int]
-    """Tasks of each array, in the order of sending."""
-    look_cpu_s: float
-    """Processor seconds of ``submit --watch`` and of the commands that it ran."""
+    """Tasks of each array, in the order of submission."""
+    watch_cpu_s: float
+    """CPU seconds of ``submit --watch`` and of its child processes."""
     status_s: float
-    """Of a ``status`` afterwards, when all runs have ended."""
+    """Wall time of ``status`` after all runs have ended."""
 
     def text(self) -> str:
         calls = ", ".join(f"{self.calls.get(name, 0)} {name}" for name in COUNTED)
@@ -45,7 +45,7 @@ class Figures:
             f"{self.attempts} attempts\n"
             f"controller calls: {calls}\n"
             f"{len(self.arrays)} arrays: {' '.join(map(str, self.arrays))}\n"
-            f"submit --watch used {self.look_cpu_s:.1f} s of a processor ({self.look_cpu_s / self.seconds:.1%} of it), "
+            f"submit --watch used {self.watch_cpu_s:.1f} CPU seconds ({self.watch_cpu_s / self.seconds:.1%} load), "
             f"a status afterwards takes {self.status_s:.2f} s"
         )
 
@@ -69,7 +69,7 @@ def measure(lab: Lab, folder: Path, arguments: argparse.Namespace) -> Figures:
         attempts=sum(row["attempt"] for row in rows),
         calls=dict(campaign.calls),
         arrays=campaign.arrays(),
-        look_cpu_s=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        watch_cpu_s=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
         status_s=status_s,
     )
 
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--poll-seconds", type=int, default=10)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    # Short: a socket's path has at most 107 characters.
+    # A short prefix: unix(7) limits the path of a socket to 107 characters.
     with tempfile.TemporaryDirectory(prefix="lab-") as name:
         folder = Path(name).resolve()
         settings = (f"MaxArraySize={arguments.max_array_size}",)
