@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from pathlib import Path
@@ -42,19 +42,7 @@ _NEWEST = select(attempts.c.run_id, attempts.c.attempt, attempts.c.state).where(
 """Each run's newest attempt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Intent:
-    """Leave to send one attempt of a run. ``submission.json`` repeats all of it."""
-
-    token: str
-    """Unique; goes into the job, so that it can be found again."""
-    run_id: str
-    attempt: int
-    submitted_at: str
-    """UTC, ISO 8601."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord:
     """An attempt as the store has it."""
 
@@ -62,16 +50,18 @@ class AttemptRecord:
     label: str
     attempt: int
     token: str | None
+    """Unique; the job carries it, so that an interrupted submission is found again."""
     target: str
     state: State
-    reason: str
-    message: str
-    job_id: str | None
-    submitted_at: str | None
-    started_at: str | None
-    time_limit_s: int | None
-    shape: ResourceShape
-    recovery: RecoveryRecord | None
+    reason: str = ""
+    message: str = ""
+    job_id: str | None = None
+    submitted_at: str | None = None
+    """UTC, ISO 8601."""
+    started_at: str | None = None
+    time_limit_s: int | None = None
+    shape: ResourceShape = field(default_factory=ResourceShape)
+    recovery: RecoveryRecord | None = None
     """Why it was sent by itself, and what was changed for it; None where people sent it."""
 
 
@@ -96,7 +86,7 @@ def record_intents(
     *,
     newest_known: Mapping[str, int] | None = None,
     recoveries: Mapping[str, RecoveryRecord] | None = None,
-) -> list[Intent]:
+) -> list[AttemptRecord]:
     """Record that these runs are about to be sent, in one transaction.
 
     A run that has a live attempt is passed over, so is one that got a newer attempt than the caller knew of: somebody
@@ -111,42 +101,42 @@ def record_intents(
         recoveries: run id to why it is sent again by itself; absent where people send it.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    intents = []
-    shapes = {shape: canonical_json(shape.to_json()) for shape in {shape for _, shape in wanted}}
+    intents: list[AttemptRecord] = []
+    specs: list[RunSpec] = []
     with store.write() as connection:
         known = _newest(connection)
-        specs, attempt_rows = [], []
         for spec, shape in wanted:
             newest, state = known.get(spec.run_id, _NONE)
             if _is_taken(newest, state, spec.run_id, newest_known):
                 continue
-            attempt = max(newest, newest_attempt(runs_folder, spec.run_id)) + 1
-            intent = Intent(os.urandom(8).hex(), spec.run_id, attempt, now)
-            intents.append(intent)
-            known[spec.run_id] = (attempt, State.SUBMITTING)
-            specs.append(spec)
-            attempt_rows.append(
-                {
-                    "run_id": spec.run_id,
-                    "attempt": attempt,
-                    "token": intent.token,
-                    "target": target,
-                    "state": State.SUBMITTING.value,
-                    "reason": "",
-                    "message": "",
-                    "submitted_at": now,
-                    "time_limit_s": spec.execution.time_limit_s,
-                    "shape": shapes[shape],
-                    "recovery": canonical_json(recoveries[spec.run_id].to_json())
-                    if recoveries and spec.run_id in recoveries
-                    else None,
-                }
+            intent = AttemptRecord(
+                run_id=spec.run_id,
+                label=spec.label,
+                attempt=max(newest, newest_attempt(runs_folder, spec.run_id)) + 1,
+                token=os.urandom(8).hex(),
+                target=target,
+                state=State.SUBMITTING,
+                submitted_at=now,
+                time_limit_s=spec.execution.time_limit_s,
+                shape=shape,
+                recovery=(recoveries or {}).get(spec.run_id),
             )
+            known[spec.run_id] = (intent.attempt, State.SUBMITTING)
+            intents.append(intent)
+            specs.append(spec)
         if intents:
             upsert(connection, runs, run_rows(specs))
-            columns = attempts.columns.keys()
-            upsert(connection, attempts, [tuple(map(row.get, columns)) for row in attempt_rows])
+            shapes = {shape: canonical_json(shape.to_json()) for shape in {intent.shape for intent in intents}}
+            upsert(connection, attempts, [_attempt_row(intent, shapes) for intent in intents])
     return intents
+
+
+def _attempt_row(intent: AttemptRecord, shapes: Mapping[ResourceShape, str]) -> tuple[Any, ...]:
+    """The row of an attempt that has not started; ``shapes`` are the texts of the column ``shape``."""
+    recovery = canonical_json(intent.recovery.to_json()) if intent.recovery else None
+    values = {"state": intent.state.value, "shape": shapes[intent.shape], "recovery": recovery}
+    names = [column.name for column in attempts.columns]
+    return tuple(values[name] if name in values else getattr(intent, name, None) for name in names)
 
 
 def already_submitted(store: Store, run_ids: Iterable[str], newest_known: Mapping[str, int] | None = None) -> set[str]:

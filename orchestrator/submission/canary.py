@@ -1,50 +1,46 @@
-"""Which runs go first when one of each resource shape shall prove that it works there. Pure: decided from the plan.
+"""Which runs are canaries: one of each resource shape runs first and proves that the shape works. Pure.
 
-Nothing else is kept of it, so a command that was killed is simply given again: a shape is proven by a run that is done,
-and one that is under way is waited for instead of sending another.
+Everything follows from the plan, so repeating an interrupted command is enough: a done run proves its shape, and a
+shape with a run under way waits for that one instead of getting another canary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.planning.plan import Action, Plan, PlannedRun
+from orchestrator.planning.plan import CellState, Plan, PlannedRun
 
-_STEPS_AN_EPOCH = 10_000
-"""Only for sorting: epochs are not known in steps before the data set is."""
+_STEPS_PER_EPOCH = 10_000
+"""For sorting only: how many steps an epoch has is not known before the data set is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Canaries:
     """One run for each resource shape that is not proven yet."""
 
-    to_send: list[PlannedRun] = field(default_factory=list)
-    under_way: list[PlannedRun] = field(default_factory=list)
-    """Sent before, by whatever command."""
+    to_submit: list[PlannedRun] = field(default_factory=list)
+    running: list[PlannedRun] = field(default_factory=list)
+    """Submitted by an earlier command."""
 
     @property
     def run_ids(self) -> list[str]:
-        return [run.cell.run_id for run in (*self.to_send, *self.under_way)]
+        return [run.cell.run_id for run in (*self.to_submit, *self.running)]
 
 
-def choose(plan: Plan, *, stale: bool = False) -> Canaries:
-    """The cheapest run of each shape of which something is to be sent and nothing is done: with the fewest steps or
-    epochs, then the first of the plan."""
-    wanted = plan.to_send(stale=stale)
-    shapes = dict.fromkeys(run.shape for run in wanted)
-    proven = {run.shape for run in plan.runs if run.action is Action.DONE}
-    under_way = {run.shape: run for run in reversed(plan.runs) if run.action is Action.RUNNING}
-    found = Canaries()
-    for shape in shapes:
-        if shape in proven:
-            continue
-        if shape in under_way:
-            found.under_way.append(under_way[shape])
-        else:
-            found.to_send.append(min((run for run in wanted if run.shape == shape), key=_work))
-    return found
+def choose_canaries(plan: Plan, *, stale: bool = False) -> Canaries:
+    """Choose the cheapest run of each shape without a done run: fewest steps or epochs, then first in the plan."""
+    wanted = plan.to_submit(stale=stale)
+    proven = {run.shape for run in plan.runs if run.state is CellState.DONE}
+    running = {run.shape: run for run in reversed(plan.runs) if run.state is CellState.RUNNING}
+    canaries = Canaries()
+    for shape in dict.fromkeys(run.shape for run in wanted):
+        if shape in running and shape not in proven:
+            canaries.running.append(running[shape])
+        elif shape not in proven:
+            canaries.to_submit.append(min((run for run in wanted if run.shape == shape), key=_steps))
+    return canaries
 
 
-def _work(run: PlannedRun) -> int:
+def _steps(run: PlannedRun) -> int:
     train = run.cell.train
-    return train.steps or train.epochs * _STEPS_AN_EPOCH
+    return train.steps or train.epochs * _STEPS_PER_EPOCH

@@ -1,7 +1,8 @@
-"""Recovery at work: runs that ended without a result are sent again where their class and its bound allow it.
+"""Resubmit runs that ended without a result, as recovery decides.
 
-Acts only while a command of ours runs, and through the same ``send`` as ``submit`` and ``retry``: it may be killed
-anywhere, and two that act at once send each run once. What has no room now is tried again by the next command.
+Happens only while one of our commands runs, and through the same :func:`submitter.submit_runs` as ``submit`` and
+``retry``: it may be killed anywhere, and two commands at once resubmit each run once. What the submit limit leaves out
+is due again for the next command.
 """
 
 from __future__ import annotations
@@ -21,120 +22,130 @@ from orchestrator.tracking import tracker
 from orchestrator.tracking.assess import Assessment
 from orchestrator.tracking.recovery import Decision, RecoveryAction, no_node_left
 from orchestrator.units import format_time_limit
-from workloads.contract import RecoveryRecord, ResourceShape, RunSpec, State
+from workloads.contract import RecoveryRecord, ResourceShape, State
 from workloads.files.json_file import write_bytes
 from workloads.files.run_dir import RunDir
 
 if TYPE_CHECKING:
     from orchestrator.workspace import Workspace
 
-_MAY_COME_BACK = frozenset({State.LOST, State.NODE_FAIL, State.PREEMPTED})
-"""States in which a scheduler might still start the old attempt's job again."""
+_MAY_RESTART = frozenset({State.LOST, State.NODE_FAIL, State.PREEMPTED})
+"""States after which Slurm may start the same job again (``sbatch --requeue``, JobRequeue in ``slurm.conf``)."""
 
 _NO_NODE = "node configuration is not available"
-"""In Slurm's words of a job that fits no node, be it busy or not."""
+"""Slurm's ESLURM_REQUESTED_NODE_CONFIG_UNAVAILABLE: no node fits the job, whether busy or not."""
 
 
-def recover(workspace: Workspace, due: Sequence[Assessment], say: Callable[[str], None]) -> bool:
-    """Send runs again as their assessments decide; whether any was tried.
+def recover(workspace: Workspace, due: Sequence[Assessment], report: Callable[[str], None]) -> bool:
+    """Resubmit runs; return whether any was tried.
 
     Args:
         workspace: the files of this invocation.
-        due: all of them with a decision that sends.
-        say: told what was done, and what could not be.
+        due: assessments that decide to resubmit.
+        report: gets a sentence for each run that was resubmitted, and for each that could not be.
     """
     by_target: dict[str, list[Assessment]] = {}
     for assessment in due:
         by_target.setdefault(assessment.newest.target, []).append(assessment)
-    tried = [_recover(workspace, target, assessments, say) for target, assessments in by_target.items()]
+    tried = [_recover(workspace, target, assessments, report) for target, assessments in by_target.items()]
     return any(tried)
 
 
-def _recover(workspace: Workspace, target: str, due: Sequence[Assessment], say: Callable[[str], None]) -> bool:
-    executor = tracker.find_executor(target, workspace.runs)
+def _recover(workspace: Workspace, target: str, due: Sequence[Assessment], report: Callable[[str], None]) -> bool:
+    runs = workspace.runs
+    executor = tracker.find_executor(target, runs)
     if executor is None or (target != LOCAL and shutil.which("sbatch") is None):
         return False
-    room = executor.capacity()
-    due = due if room is None else due[:room]
-    folder = ClusterFolder(workspace.runs, target)
-    site = folder.site()
-    asked: dict[str, str] = {}
-    wanted: list[tuple[RunSpec, ResourceShape]] = []
-    records: dict[str, RecoveryRecord] = {}
-    by_id = {assessment.newest.run_id: assessment for assessment in due}
-    for run_id, assessment in by_id.items():
-        spec = _spec(workspace.runs, run_id, say)
-        if spec is None:
-            continue
-        decision, newest = assessment.decision, assessment.newest
-        assert decision.failure is not None, "a run is resubmitted after a failure"
-        limits = replace(spec.execution, time_limit_s=decision.time_limit_s, mem_bytes=decision.mem_bytes)
-        shape = changed(newest.shape, decision, site)
-        if decision.action is RecoveryAction.EXCLUDE_NODE and (refusal := _no_node(folder, shape, asked)):
-            why = no_node_left(decision.failure, decision.excluded, refusal)
-            write_bytes(tracker.attempt_dir(workspace.runs, newest).create().held, why.encode())
-            say(f"{newest.label}: {newest.state.value}; not sent again: {why}")
-            continue
-        wanted.append((replace(spec, execution=limits), shape))
-        records[run_id] = RecoveryRecord(
-            failure=decision.failure,
-            action=decision.action,
-            attempt=newest.attempt,
-            number=decision.number,
-            bound=decision.bound,
-            changes=decision.changes,
-            cause=newest.message,
-        )
+    by_id = {assessment.newest.run_id: assessment for assessment in due[: executor.capacity()]}
+    wanted, rejected = _prepare(runs, target, by_id, report)
     if not wanted:
-        return any(asked.values())
-    doubtful = [by_id[spec.run_id].newest for spec, _ in wanted if by_id[spec.run_id].newest.state in _MAY_COME_BACK]
-    executor.supersede([(tracker.attempt_dir(workspace.runs, record), record.token or "") for record in doubtful])
-    newest_known = {run_id: assessment.newest.attempt for run_id, assessment in by_id.items()}
-    done = submitter.send(workspace, wanted, target, newest_known=newest_known, recoveries=records)
-    for sent in done.sent:
-        old = by_id[sent.run_id].newest
-        say(f"{old.label}: {old.state.value}; {records[sent.run_id].message}, as attempt {sent.attempt}")
-    for refused in done.refused:
-        say(f"recovery was refused: {refused.message}")
+        return rejected
+    newest = [by_id[spec.run_id].newest for spec, _ in wanted]
+    executor.supersede(
+        [(tracker.attempt_dir(runs, record), record.token or "") for record in newest if record.state in _MAY_RESTART]
+    )
+    records = {run_id: _recovery_record(assessment) for run_id, assessment in by_id.items()}
+    known = {run_id: assessment.newest.attempt for run_id, assessment in by_id.items()}
+    result = submitter.submit_runs(workspace, wanted, target, newest_known=known, recoveries=records)
+    for attempt in result.submitted:
+        old = by_id[attempt.run_id].newest
+        report(f"{old.label}: {old.state.value}; {records[attempt.run_id].message}, as attempt {attempt.attempt}")
+    for receipt in result.rejected:
+        report(f"resubmission was rejected: {receipt.message}")
     return True
 
 
-def _no_node(folder: ClusterFolder, shape: ResourceShape, asked: dict[str, str]) -> str:
-    """What Slurm says where no node is left for a shape, asked once for each; empty where it takes it, or says else."""
-    key = shape.key()
-    if key not in asked:
-        given = [f"--{name}={value}" for name, value in shape.arguments.items()]
-        said = queue_choice.estimate(folder.script_file(shape), *given).refusal
-        asked[key] = said if _NO_NODE in said else ""
-    return asked[key]
+def _prepare(
+    runs: Path, target: str, by_id: dict[str, Assessment], report: Callable[[str], None]
+) -> tuple[list[submitter.PlacedRun], bool]:
+    """Return the runs to resubmit with their new limits and shapes, and whether Slurm has no node left for any."""
+    folder = ClusterFolder(runs, target)
+    limits = folder.site()
+    answers: dict[ResourceShape, str] = {}
+    wanted = []
+    for run_id, assessment in by_id.items():
+        decision, newest, run = assessment.decision, assessment.newest, RunDir.of(runs, run_id)
+        try:
+            spec = run.read_spec()
+        except (OSError, ValueError) as error:
+            report(f"run {run_id} cannot be resubmitted: {run.spec}: {error}")
+            continue
+        shape = next_shape(newest.shape, decision, limits)
+        if decision.action is RecoveryAction.EXCLUDE_NODE and (rejection := _no_node(folder, shape, answers)):
+            assert decision.failure is not None, "a node is excluded because of a failure"
+            why = no_node_left(decision.failure, decision.excluded, rejection)
+            write_bytes(run.attempt(newest.attempt).create().held, why.encode())
+            report(f"{newest.label}: {newest.state.value}; not resubmitted: {why}")
+            continue
+        execution = replace(spec.execution, time_limit_s=decision.time_limit_s, mem_bytes=decision.mem_bytes)
+        wanted.append((replace(spec, execution=execution), shape))
+    return wanted, any(answers.values())
 
 
-def _spec(runs: Path, run_id: str, say: Callable[[str], None]) -> RunSpec | None:
-    place = RunDir.of(runs, run_id)
-    try:
-        return place.read_spec()
-    except (OSError, ValueError) as error:
-        say(f"run {run_id} cannot be sent again: {place.spec}: {error}")
-        return None
+def _recovery_record(assessment: Assessment) -> RecoveryRecord:
+    decision, newest = assessment.decision, assessment.newest
+    assert decision.failure is not None, "a run is resubmitted because of a failure"
+    return RecoveryRecord(
+        failure=decision.failure,
+        action=decision.action,
+        attempt=newest.attempt,
+        number=decision.number,
+        bound=decision.bound,
+        changes=decision.changes,
+        cause=newest.message,
+    )
 
 
-def changed(shape: ResourceShape, decision: Decision, site: ClusterLimits | None) -> ResourceShape:
-    """The shape of the next attempt. On a cluster it names the script it had, and what ``sbatch`` is told beside it."""
+def _no_node(folder: ClusterFolder, shape: ResourceShape, answers: dict[ResourceShape, str]) -> str:
+    """Slurm's message where no node is left for a shape, queried once for each; empty where there are nodes."""
+    if shape not in answers:
+        arguments = [f"--{name}={value}" for name, value in shape.arguments.items()]
+        rejection = queue_choice.estimate(folder.script_file(shape), *arguments).rejection
+        answers[shape] = rejection if _NO_NODE in rejection else ""
+    return answers[shape]
+
+
+def next_shape(shape: ResourceShape, decision: Decision, limits: ClusterLimits | None) -> ResourceShape:
+    """The shape of the next attempt.
+
+    On a cluster it keeps the planned script and changes it by arguments of ``sbatch``, which win over its lines.
+    ``limits`` is None for this machine.
+    """
     new = replace(shape, time_limit_s=decision.time_limit_s, mem_bytes=decision.mem_bytes)
-    if site is None:
+    if limits is None:
         return new
     arguments = dict(shape.arguments)
     if new.time_limit_s != shape.time_limit_s:
         arguments["time"] = format_time_limit(new.time_limit_s)
     if new.mem_bytes != shape.mem_bytes:
-        style = MemStyle(site.nodes.get(shape.node_kind, {}).get("mem_style", MemStyle.NODE))
+        style = MemStyle(limits.nodes.get(shape.node_kind, {}).get("mem_style", MemStyle.NODE))
         arguments |= style.option(new.mem_bytes, gpus=shape.ask_gpus_per_node, cpus=shape.cpus_per_node)
     if decision.excluded:
         arguments["exclude"] = ",".join(decision.excluded)
     return replace(new, arguments=arguments, script=shape.script_key) if arguments else new
 
 
-def with_all_nodes(shape: ResourceShape) -> ResourceShape:
-    """A shape without the nodes that recovery left out, for a run that people send again."""
+def without_exclusions(shape: ResourceShape) -> ResourceShape:
+    """A shape without the nodes that recovery excluded, for a run that a person retries."""
     arguments = {name: value for name, value in shape.arguments.items() if name != "exclude"}
     return replace(shape, arguments=arguments, script=shape.script if arguments else "")

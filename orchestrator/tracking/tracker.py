@@ -122,6 +122,7 @@ def refresh(store: Store, runs: Path, *, fresh: bool = False) -> list[IngestProb
 
 def _lay_out_unknown(store: Store, runs: Path) -> list[IngestProblem]:
     """Make the folders of what waits in Slurm and a store does not know that came later; what cannot be made."""
+    from db.attempt_files import ingest_problem
     from db.submissions import known_tokens
 
     arrays = ArrayFolder(runs)
@@ -134,7 +135,7 @@ def _lay_out_unknown(store: Store, runs: Path) -> list[IngestProblem]:
             if unknown:
                 arrays.create_run_folders(record, unknown)
         except (OSError, ValueError) as error:
-            problems.append(problem(arrays.of(record), error))
+            problems.append(ingest_problem(arrays.of(record), error))
     return problems
 
 

@@ -225,7 +225,7 @@ def test_memory_that_is_never_enough_stops_at_its_bound(study: Study) -> None:
     """Twice as much, as much as a node has, and then no more: the words say what was tried and what to do."""
     study.write(probe("small:1", fault="memory"), defaults=EPOCHS, top=NODE_OF_300M)
     done = study.run("submit", "--wait", expect=1)
-    assert "sent again with 300M instead of 200M after attempt 1 (1 of 2 for host_memory)" in done.stderr
+    assert "resubmitted with 300M instead of 200M after attempt 1 (1 of 2 for host_memory)" in done.stderr
     (row,) = json.loads(study.run("status", "--json").stdout)
     assert (row["state"], row["attempt"], row["recovery"], row["recoveries"]) == ("out_of_memory", 2, "stop", 1)
     assert "a node has no more memory" in row["recovery_message"] and "300M" in row["message"]
@@ -299,7 +299,7 @@ def test_the_last_node_of_a_kind_is_not_left_out(study: Study, tmp_path: Path) -
     assert (row["state"], row["attempt"], row["recovery"]) == ("wrong_hardware", 2, "stop"), row
     assert "42.9 GB, 80 GB planned" in row["message"]
     assert re.fullmatch(
-        r"not sent again: without lab00[12], lab00[12] Slurm has no node for it \(Requested node configuration is not "
+        r"not resubmitted: without lab00[12], lab00[12] Slurm has no node for it \(Requested node configuration is not "
         r"available\); mend type, expect_name or expect_mem_gb in the cluster file, then orchestrate submit",
         row["recovery_message"],
     )

@@ -51,44 +51,44 @@ NODES = {"a100": {"mem_bytes": 64 * GB, "mem_style": "node", "max_time_s": {"htc
 SITE = ClusterLimits(name="sol", nodes=NODES, recovery={"lost": 1, "unheard_of": 9})
 
 
-class Carrier:
-    """Takes everything, or has no room; remembers what it was given."""
+class FakeExecutor:
+    """Accepts everything up to its limit, or rejects it; remembers the requests."""
 
     cancel_wait_s = 0.0
 
     def __init__(self) -> None:
-        self.sent: list[Request] = []
-        self.retired: list[int] = []
-        self.rooms: int | None = None
+        self.submitted: list[Request] = []
+        self.superseded: list[int] = []
+        self.limit: int | None = None
         self.refusal = ""
         self.reason = ""
 
-    def room(self) -> int | None:
-        return self.rooms
+    def capacity(self) -> int | None:
+        return self.limit
 
-    def send(self, requests: list[Request], *, patient: bool = True) -> list[Receipt]:
+    def submit(self, requests: list[Request], *, patient: bool = True) -> list[Receipt]:
         if self.refusal:
             return [Receipt(d.token, State.FAILED, reason="refused", message=self.refusal) for d in requests]
-        self.sent += requests
+        self.submitted += requests
         for request in requests:
             request.materialize()
         return [Receipt(d.token, State.PENDING, job_id=f"7_{i}", reason="queued") for i, d in enumerate(requests)]
 
-    def look(self, attempts: Any, *, fresh: bool = False) -> list[Status]:
+    def status(self, attempts: Any, *, fresh: bool = False) -> list[Status]:
         return [Status(state, self.reason) for _, _, state in attempts]
 
     def cancel(self, attempts: Any) -> None: ...
 
-    def retire(self, attempts: list[tuple[AttemptDir, str]]) -> None:
-        self.retired += [attempt.number for attempt, _ in attempts]
+    def supersede(self, attempts: list[tuple[AttemptDir, str]]) -> None:
+        self.superseded += [attempt.number for attempt, _ in attempts]
 
-    def wake(self) -> None: ...
+    def ensure_running(self) -> None: ...
 
 
 class Campaign:
     """Runs that were sent to a cluster, and how they ended."""
 
-    def __init__(self, store: Store, workspace: Workspace, executor: Carrier) -> None:
+    def __init__(self, store: Store, workspace: Workspace, executor: FakeExecutor) -> None:
         self.store, self.workspace, self.executor = store, workspace, executor
 
     def send(self, *, retries: int = 0, seed: int = 0, shape: ResourceShape = SHAPE) -> RunDir:
@@ -137,9 +137,9 @@ class Campaign:
 @pytest.fixture
 def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Campaign]:
     monkeypatch.setenv(leases.DOMAIN_VARIABLE, str(tmp_path))
-    executor = Carrier()
+    executor = FakeExecutor()
     monkeypatch.setattr(tracker, "find_executor", lambda target, runs: executor)
-    monkeypatch.setattr(submitter, "_with_code", lambda runs, wanted, target, anew: list(wanted))
+    monkeypatch.setattr(submitter, "_with_code", lambda runs, wanted, target, current_code: list(wanted))
     monkeypatch.setattr(resubmit.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(resubmit.queue_choice, "estimate", lambda *_: StartEstimate(start="2026-11-28T02:48:23"))
     runs = tmp_path / "runs"
@@ -158,10 +158,10 @@ def test_from_a_time_out_to_the_next_attempt(campaign: Campaign) -> None:
         "to be sent again with a time limit of 0-01:30:00 instead of 0-01:00:00 (1 of 4 for timeout)"
     )
     assert campaign.recover() == [
-        "probe-s0: timeout; sent again with a time limit of 0-01:30:00 instead of 0-01:00:00 after attempt 1 "
+        "probe-s0: timeout; resubmitted with a time limit of 0-01:30:00 instead of 0-01:00:00 after attempt 1 "
         "(1 of 4 for timeout), as attempt 2"
     ]
-    (request,) = campaign.executor.sent
+    (request,) = campaign.executor.submitted
     assert request.spec.execution == Execution(time_limit_s=5400, mem_bytes=4 * GB)
     assert request.shape.time_limit_s == 5400 and request.shape.arguments == {"time": "0-01:30:00"}
     assert request.shape.script == SHAPE.key(), "the script is the one that the plan showed"
@@ -169,14 +169,14 @@ def test_from_a_time_out_to_the_next_attempt(campaign: Campaign) -> None:
     assert (told["time_limit_s"], told["shape"]) == (5400, request.shape.to_json())
     (status,) = tracker.statuses(campaign.store, campaign.workspace.runs)
     assert (status.state, status.recovery, status.recoveries) == (State.PENDING, "raise_time", 1)
-    assert status.recovery_message.startswith("sent again with a time limit of 0-01:30:00")
+    assert status.recovery_message.startswith("resubmitted with a time limit of 0-01:30:00")
     (records,) = attempt_histories(campaign.store).values()
     assert [record.recovery for record in records] == [None, RecoveryRecord.from_json(told["recovery"])]
     assert campaign.recover() == [], "what is under way is left alone"
     # The cap is reached: it goes on with what it had, under the same script.
     campaign.end(run, State.TIMEOUT, "time_limit", 2)
     campaign.recover()
-    assert campaign.executor.sent[-1].shape == request.shape
+    assert campaign.executor.submitted[-1].shape == request.shape
 
 
 def test_other_classes_add_to_the_same_request(campaign: Campaign) -> None:
@@ -187,8 +187,8 @@ def test_other_classes_add_to_the_same_request(campaign: Campaign) -> None:
     campaign.recover()
     campaign.end(run, State.NODE_FAIL, "node_fail", 3)
     campaign.recover()
-    assert campaign.executor.sent[-1].shape.arguments == {"time": "0-01:30:00", "mem": "8G", "exclude": "n1"}
-    assert campaign.executor.retired == [3], "only what Slurm might start again"
+    assert campaign.executor.submitted[-1].shape.arguments == {"time": "0-01:30:00", "mem": "8G", "exclude": "n1"}
+    assert campaign.executor.superseded == [3], "only what Slurm might start again"
     assert campaign.assessment(run).recoveries == 3
 
 
@@ -199,15 +199,15 @@ def test_other_classes_add_to_the_same_request(campaign: Campaign) -> None:
 def test_memory_is_asked_for_as_the_site_wants_it(style: str, argument: dict[str, str]) -> None:
     site = ClusterLimits(name="sol", nodes={"a100": {"mem_style": style}})
     decision = Decision(action=RecoveryAction.RAISE_MEMORY, time_limit_s=3600, mem_bytes=8 * GB)
-    assert resubmit.changed(SHAPE, decision, site).arguments == argument
+    assert resubmit.next_shape(SHAPE, decision, site).arguments == argument
 
 
-def test_what_is_sent_as_it_was_has_the_shape_it_had() -> None:
+def test_an_unchanged_resubmission_keeps_its_shape() -> None:
     """So it goes out in one array with others of that shape; on this machine there is no sbatch to tell."""
     same = Decision(action=RecoveryAction.RESUBMIT, time_limit_s=3600, mem_bytes=4 * GB)
-    assert resubmit.changed(SHAPE, same, SITE) == SHAPE
+    assert resubmit.next_shape(SHAPE, same, SITE) == SHAPE
     longer = Decision(action=RecoveryAction.RAISE_TIME, time_limit_s=7200, mem_bytes=None)
-    assert resubmit.changed({"time_limit_s": 3600}, longer, None) == {"time_limit_s": 7200, "mem_bytes": None}
+    assert resubmit.next_shape(SHAPE, longer, None) == replace(SHAPE, time_limit_s=7200, mem_bytes=None)
 
 
 def test_limits_of_a_site() -> None:
@@ -220,7 +220,7 @@ def test_limits_of_a_site() -> None:
     assert limits(
         replace(SHAPE, arguments={"exclude": "n1"}), 3600, ClusterLimits(name="s", excluded="n7")
     ).excluded == ("n1",)
-    here = limits({"mem_bytes": None}, 60, None)
+    here = limits(ResourceShape(), 60, None)
     assert not here.takes_mem and not here.has_nodes
 
 
@@ -239,7 +239,7 @@ def test_the_last_node_is_not_excluded(campaign: Campaign, monkeypatch: pytest.M
     for run in runs:
         campaign.end(run, State.WRONG_HARDWARE, "wrong_hardware")
     campaign.recover()
-    assert [d.shape.arguments for d in campaign.executor.sent] == [{"exclude": "n1"}] * 2
+    assert [d.shape.arguments for d in campaign.executor.submitted] == [{"exclude": "n1"}] * 2
     for run in runs:
         campaign.end(run, State.WRONG_HARDWARE, "wrong_hardware", 2, node="n2")
     why = (
@@ -248,7 +248,7 @@ def test_the_last_node_is_not_excluded(campaign: Campaign, monkeypatch: pytest.M
     )
     assert campaign.recover() == [f"probe-s{seed}: wrong_hardware; {why}" for seed in (0, 1)]
     assert asked == [("--exclude=n1",), ("--exclude=n1,n2",)], "once for both runs"
-    assert len(campaign.executor.sent) == 2 and campaign.recover() == []
+    assert len(campaign.executor.submitted) == 2 and campaign.recover() == []
     for status in tracker.statuses(campaign.store, campaign.workspace.runs):
         assert (status.state, status.attempt, status.recovery) == (State.WRONG_HARDWARE, 2, "stop")
         assert (status.message, status.recovery_message) == ("how it ended", why)
@@ -261,7 +261,7 @@ def test_a_node_is_left_out_unless_slurm_says_that_none_is_left(
     monkeypatch.setattr(resubmit.queue_choice, "estimate", lambda *_: StartEstimate(rejection=refusal))
     campaign.end(campaign.send(), State.NODE_FAIL, "node_fail")
     campaign.recover()
-    assert campaign.executor.sent[0].shape.arguments == {"exclude": "n1"}
+    assert campaign.executor.submitted[0].shape.arguments == {"exclude": "n1"}
 
 
 def test_a_refusal_of_what_recovery_asked_for_keeps_the_cause(campaign: Campaign) -> None:
@@ -269,10 +269,10 @@ def test_a_refusal_of_what_recovery_asked_for_keeps_the_cause(campaign: Campaign
     run = campaign.send()
     campaign.end(run, State.TIMEOUT, "time_limit")
     campaign.executor.refusal = "Requested time limit is invalid"
-    assert campaign.recover() == ["recovery was refused: Requested time limit is invalid"]
+    assert campaign.recover() == ["resubmission was rejected: Requested time limit is invalid"]
     (status,) = tracker.statuses(campaign.store, campaign.workspace.runs)
     assert (status.state, status.reason, status.attempt) == (State.FAILED, "refused", 2)
-    assert status.message == "how it ended; sent again, it was refused: Requested time limit is invalid"
+    assert status.message == "how it ended; its resubmission was rejected: Requested time limit is invalid"
     assert Exit.read(run.attempt(2)) == Exit(State.FAILED, "refused", status.message)
     assert status.recovery_message.endswith("was refused; orchestrate submit sends the run as it is planned now")
 
@@ -292,7 +292,7 @@ def test_logs_of_an_attempt_that_never_ran_point_to_the_one_before(
     said = capsys.readouterr().err
     assert (
         f"run {run.run_id} attempt 2 has no such logs: it wrote none, or orchestrate clean --logs removed them\n"
-        "  why: it is failed: how it ended; sent again" in said
+        "  why: it is failed: how it ended; its resubmission was" in said
     )
     assert said.endswith("\n  fix: orchestrate logs probe-s0 --attempt 1\n")
 
@@ -327,21 +327,21 @@ def test_retry_of_what_goes_on(campaign: Campaign, capsys: pytest.CaptureFixture
     assert f"(probe-s0) is running: nothing to retry\n  fix: {hint}" in capsys.readouterr().err
 
 
-def test_who_sends_a_run_again_sends_it_to_all_nodes() -> None:
+def test_a_retry_uses_all_nodes_again() -> None:
     """retry begins anew, so the nodes that recovery left out count again; more time and memory stay."""
     out = Decision(action=RecoveryAction.EXCLUDE_NODE, time_limit_s=3600, mem_bytes=4 * GB, excluded=("n1",))
-    assert resubmit.with_all_nodes(resubmit.changed(SHAPE, out, SITE)) == SHAPE
+    assert resubmit.without_exclusions(resubmit.next_shape(SHAPE, out, SITE)) == SHAPE
     both = Decision(action=RecoveryAction.EXCLUDE_NODE, time_limit_s=7200, mem_bytes=4 * GB, excluded=("n1",))
-    kept = resubmit.with_all_nodes(resubmit.changed(SHAPE, both, SITE))
+    kept = resubmit.without_exclusions(resubmit.next_shape(SHAPE, both, SITE))
     assert (kept.arguments, kept.script) == ({"time": "0-02:00:00"}, SHAPE.key())
-    assert resubmit.with_all_nodes({}) == {}
+    assert resubmit.without_exclusions(ResourceShape()) == ResourceShape()
 
 
-def test_without_room_it_stays_due(campaign: Campaign) -> None:
+def test_at_the_submit_limit_a_run_stays_due(campaign: Campaign) -> None:
     runs = [campaign.send(seed=seed) for seed in (0, 1)]
     for run in runs:
         campaign.end(run, State.LOST, "unknown_to_slurm")
-    campaign.executor.rooms = 1
+    campaign.executor.limit = 1
     assert len(campaign.recover()) == 1
     assert sorted(campaign.assessment(run).decision.action for run in runs) == ["none", "resubmit"]
 
@@ -353,7 +353,7 @@ def test_two_commands_at_once_send_it_once(campaign: Campaign) -> None:
     due = [campaign.assessment(run)]
     for _ in range(2):
         resubmit.recover(campaign.workspace, due, lambda text: None)
-    assert len(campaign.executor.sent) == 1 and [a.number for a in run.attempts()] == [1, 2]
+    assert len(campaign.executor.submitted) == 1 and [a.number for a in run.attempts()] == [1, 2]
 
 
 def test_what_somebody_held_is_not_sent(campaign: Campaign) -> None:
@@ -368,7 +368,7 @@ def test_a_program_error_is_counted_by_the_run_s_own_number(campaign: Campaign) 
     for run in runs.values():
         campaign.end(run, State.FAILED, "hang")
     campaign.recover()
-    assert [d.spec.run_id for d in campaign.executor.sent] == [runs[1].run_id]
+    assert [d.spec.run_id for d in campaign.executor.submitted] == [runs[1].run_id]
     campaign.end(runs[1], State.FAILED, "hang", 2)
     assert campaign.recover() == []
     assert campaign.assessment(runs[1]).message.startswith("not sent again: after 1 of 1 for program_error")
@@ -384,7 +384,7 @@ def test_a_spec_that_cannot_be_read_is_told(campaign: Campaign) -> None:
     run = campaign.send()
     campaign.end(run, State.LOST, "no_sign_of_life")
     run.spec.write_text("{")
-    assert [text.partition(":")[0] for text in campaign.recover()] == [f"run {run.run_id} cannot be sent again"]
+    assert [text.partition(":")[0] for text in campaign.recover()] == [f"run {run.run_id} cannot be resubmitted"]
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,21 @@ import pytest
 from db import queries
 from db.connect import Store, open_store
 from db.ingest import collect
-from db.submissions import Intent, StatusUpdate, attempt_histories, live_attempts, mark, record_intents, update_statuses
+from db.submissions import (
+    AttemptRecord,
+    StatusUpdate,
+    attempt_histories,
+    live_attempts,
+    mark,
+    record_intents,
+    update_statuses,
+)
 from workloads.contract import RecoveryRecord, ResourceShape, State, Submission
 from workloads.files.json_file import write_json
 from workloads.files.run_dir import RunDir
 
 
-def _intend(store: Store, campaign: Any, *specs: Any, **options: Any) -> list[Intent]:
+def _intend(store: Store, campaign: Any, *specs: Any, **options: Any) -> list[AttemptRecord]:
     return record_intents(store, campaign.runs, [(spec, ResourceShape(nodes=2)) for spec in specs], "local", **options)
 
 

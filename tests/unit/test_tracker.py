@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from db.connect import Store, open_store
-from db.submissions import Intent, StatusUpdate, record_intents, update_statuses
+from db.submissions import AttemptRecord, StatusUpdate, record_intents, update_statuses
 from orchestrator.backends import leases, submit_lock
 from orchestrator.backends.exit_status import Exit
 from orchestrator.backends.local.executor import LocalExecutor
@@ -32,7 +32,7 @@ class Folder:
     def __init__(self, store: Store, runs: Path) -> None:
         self.store, self.runs = store, runs
 
-    def send(self, target: str = "local", job_id: str | None = "77") -> tuple[Intent, AttemptDir]:
+    def send(self, target: str = "local", job_id: str | None = "77") -> tuple[AttemptRecord, AttemptDir]:
         spec = RunSpec(
             run_id=TRAIN.run_id(),
             label="cnn",
@@ -123,7 +123,7 @@ def test_what_a_submit_on_another_host_is_sending_is_left_to_it(
         status = folder.status()
         assert (status.state, status.reason) == (State.SUBMITTING, "sending")
         assert status.message.startswith("a submit on ") and status.message.endswith(" is at work on it")
-        assert submitter.resume(folder.store, folder.runs) == []
+        assert submitter.resume_submissions(folder.store, folder.runs) == []
         assert folder.status().state is State.SUBMITTING
     assert folder.status().reason == "interrupted"
 

@@ -33,7 +33,7 @@ class RecoveryRecord:
     def message(self) -> str:
         """One sentence for people."""
         changes = f" with {self.changes}" if self.changes else ""
-        return f"sent again{changes} after attempt {self.attempt} ({self.number} of {self.bound} for {self.failure})"
+        return f"resubmitted{changes} after attempt {self.attempt} ({self.number} of {self.bound} for {self.failure})"
 
     def to_json(self) -> dict[str, Any]:
         return flat(self)

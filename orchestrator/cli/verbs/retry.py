@@ -28,7 +28,7 @@ from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
 
 if TYPE_CHECKING:
     from orchestrator.planning.plan import Plan
-    from orchestrator.submission.submitter import Submitted
+    from orchestrator.submission.submitter import SubmitResult
     from orchestrator.tracking.tracker import RunStatus
 
 
@@ -80,15 +80,15 @@ def retry(
     typer.echo(_sent(done, ""))
     try:
         if wait:
-            _wait(workspace, [s.run_id for s in done.sent], "retry --wait", recover=recover)
+            _wait(workspace, [s.run_id for s in done.submitted], "retry --wait", recover=recover)
     finally:
         _complain(done)
 
 
-def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
+def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> SubmitResult:
     from orchestrator.environment.snapshot import code_digest
     from orchestrator.submission import submitter
-    from orchestrator.submission.resubmit import with_all_nodes
+    from orchestrator.submission.resubmit import without_exclusions
     from workloads.files.json_file import read_json
     from workloads.files.run_dir import RunDir
 
@@ -109,19 +109,21 @@ def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> Submitted:
             shape = Submission.from_json(read_json(place.attempt(run.attempt).submission)).shape
         except (OSError, ValueError, AttributeError):
             shape = ResourceShape()
-        by_target.setdefault(spec.target, []).append((spec, with_all_nodes(shape)))
+        by_target.setdefault(spec.target, []).append((spec, without_exclusions(shape)))
     say_so(workspace, [spec for wanted in by_target.values() for spec, _ in wanted])
     done = [
-        submitter.send(workspace, wanted, target, newest_known={run.run_id: run.attempt for run in chosen}, anew=True)
+        submitter.submit_runs(
+            workspace, wanted, target, newest_known={run.run_id: run.attempt for run in chosen}, current_code=True
+        )
         for target, wanted in by_target.items()
     ]
-    return submitter.Submitted(
-        sent=[s for d in done for s in d.sent],
+    return submitter.SubmitResult(
+        submitted=[s for d in done for s in d.submitted],
         resumed=[s for d in done for s in d.resumed],
         skipped=[s for d in done for s in d.skipped],
-        held=[run_id for d in done for run_id in d.held],
-        refused=[r for d in done for r in d.refused],
-        in_doubt=sum(d.in_doubt for d in done),
+        backlog=[run_id for d in done for run_id in d.backlog],
+        rejected=[r for d in done for r in d.rejected],
+        unanswered=sum(d.unanswered for d in done),
     )
 
 
@@ -137,11 +139,13 @@ def say_so(workspace: Workspace, specs: Iterable[RunSpec]) -> None:
         output.print_message(f"note: planned otherwise since they were sent: {otherwise[0]}{more}; {_ways_on(plan)}")
     elif edited := _edited(plan) if sent else []:
         say = "say" if len(edited) > 1 else "says"
-        output.print_message(f"note: the {' and the '.join(edited)} {say} otherwise than the last plan; {_ways_on(plan)}")
+        output.print_message(
+            f"note: the {' and the '.join(edited)} {say} otherwise than the last plan; {_ways_on(plan)}"
+        )
 
 
 def _ways_on(plan: Plan) -> str:
-    of_then = "time limit and memory" if plan.site is None else "time limit, memory and job script"
+    of_then = "time limit and memory" if plan.cluster is None else "time limit, memory and job script"
     return f"retry sends with the {of_then} of then, orchestrate submit with what is planned now"
 
 
@@ -161,7 +165,7 @@ def _edited(plan: Plan) -> list[str]:
             found.append("experiment file")
     except OrchestrateError:
         pass
-    if plan.site is None:
+    if plan.cluster is None:
         return found
     try:
         named = os.environ.get("ORCHESTRATE_CLUSTER")

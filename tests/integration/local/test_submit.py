@@ -20,7 +20,7 @@ from orchestrator.backends.local.records import QueueFolder
 from orchestrator.errors import InputError, OperationError
 from orchestrator.submission import submitter
 from orchestrator.tracking import tracker
-from workloads.contract import RunSpec, State
+from workloads.contract import ResourceShape, RunSpec, State
 from workloads.files.run_dir import RunDir
 
 from .conftest import Lab, seen, wait_until
@@ -34,8 +34,8 @@ import db.submissions
 from orchestrator.submission import submitter
 from orchestrator.workspace import Workspace
 from orchestrator.backends.local import records
-from workloads import rundir
-from workloads.contract import RunSpec
+from workloads.files import run_dir
+from workloads.contract import ResourceShape, RunSpec
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -55,24 +55,24 @@ def dying(owner, name, call, after):
 
 {kill}
 runs, database, specs = sys.argv[1:]
-wanted = [(RunSpec.from_json(spec), {{}}) for spec in json.loads(Path(specs).read_text())]
-done = submitter.send(Workspace.at(runs=Path(runs), database=database), wanted, "local")
-print(json.dumps([s.run_id for s in done.sent]))
+wanted = [(RunSpec.from_json(spec), ResourceShape()) for spec in json.loads(Path(specs).read_text())]
+done = submitter.submit_runs(Workspace.at(runs=Path(runs), database=database), wanted, "local")
+print(json.dumps([s.run_id for s in done.submitted]))
 """
 
 KILL_POINTS = {
-    "before the specs are set aside": 'dying(submitter, "_set_aside", 1, False)',
+    "before the specs are set aside": 'dying(submitter.outbox, "write", 1, False)',
     "before the intents": 'dying(db.submissions, "record_intents", 1, False)',
     "after the intents": 'dying(db.submissions, "record_intents", 1, True)',
-    "before the second spec": 'dying(rundir.RunDir, "write_spec", 2, False)',
-    "after the second spec": 'dying(rundir.RunDir, "write_spec", 2, True)',
-    "after the second attempt's folder": 'dying(rundir.AttemptDir, "create", 2, True)',
+    "before the second spec": 'dying(run_dir.RunDir, "write_spec", 2, False)',
+    "after the second spec": 'dying(run_dir.RunDir, "write_spec", 2, True)',
+    "after the second attempt's folder": 'dying(run_dir.AttemptDir, "create", 2, True)',
     "before the first entry": 'dying(records.QueueFolder, "put", 1, False)',
     "after the second entry": 'dying(records.QueueFolder, "put", 2, True)',
     "before the store knows": 'dying(db.submissions, "update_statuses", 1, False)',
     "after the store knows": 'dying(db.submissions, "update_statuses", 1, True)',
-    "before the queue": 'dying(LocalExecutor, "wake", 1, False)',
-    "after the queue": 'dying(LocalExecutor, "wake", 1, True)',
+    "before the queue": 'dying(LocalExecutor, "ensure_running", 1, False)',
+    "after the queue": 'dying(LocalExecutor, "ensure_running", 1, True)',
 }
 
 
@@ -91,7 +91,7 @@ def test_kill_9_of_submit_loses_nothing_and_doubles_nothing(lab: Lab, kill: str)
     process = send_in_a_child(lab, specs, kill)
     process.communicate(timeout=30)
     assert process.returncode == -signal.SIGKILL
-    again = submitter.send(lab.workspace(), [(spec, {}) for spec in specs], "local")
+    again = submitter.submit_runs(lab.workspace(), [(spec, ResourceShape()) for spec in specs], "local")
     with open_store(lab.workspace().database) as store:
         wait_until(lambda: _all_ended(store, lab), what="all runs end")
         records = run_records(store)
@@ -99,7 +99,7 @@ def test_kill_9_of_submit_loses_nothing_and_doubles_nothing(lab: Lab, kill: str)
     assert {record.state for record in records.values()} == {State.SUCCEEDED}
     assert {record.attempt for record in records.values()} == {1}
     assert lab.starts() == {spec.run_id: 1 for spec in specs}
-    assert len(again.sent) + len(again.resumed) <= 3
+    assert len(again.submitted) + len(again.resumed) <= 3
 
 
 def _all_ended(store: object, lab: Lab) -> bool:
@@ -151,13 +151,13 @@ def test_a_newer_attempt_than_the_plan_knew_is_left_alone(lab: Lab) -> None:
     spec = lab.spec(exit=0, code=3)
     (run,) = lab.submit(spec)
     lab.wait_exit(run)
-    done = submitter.send(lab.workspace(), [(spec, {})], "local", newest_known={})
-    assert (done.sent, done.skipped) == ([], [spec.run_id])
+    done = submitter.submit_runs(lab.workspace(), [(spec, ResourceShape())], "local", newest_known={})
+    assert (done.submitted, done.skipped) == ([], [spec.run_id])
 
 
 def test_a_cluster_that_no_plan_was_made_for_is_not_sent_to(lab: Lab) -> None:
     with pytest.raises(OperationError) as caught:
-        submitter.send(lab.workspace(), [], "sol")
+        submitter.submit_runs(lab.workspace(), [], "sol")
     assert "nothing is known of the cluster sol here" in caught.value.what
     assert "orchestrate submit --cluster sol" in caught.value.hint
 

@@ -280,7 +280,7 @@ def test_a_lost_run_is_sent_again_once_by_itself(lab: Lab) -> None:
     power_cut(lab)
     (row,) = status(lab)
     assert (row["attempt"], row["recovery"], row["recoveries"]) == (2, "resubmit", 1)
-    assert row["recovery_message"] == "sent again after attempt 1 (1 of 1 for lost)"
+    assert row["recovery_message"] == "resubmitted after attempt 1 (1 of 1 for lost)"
     wait_until((RunDir.of(lab.runs, run.spec.run_id).attempt(2).path / "seen.0.json").exists, what="attempt 2 runs")
     power_cut(lab)
     (row,) = status(lab)
