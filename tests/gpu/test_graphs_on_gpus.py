@@ -1,4 +1,4 @@
-"""A recorded step learns what the step as written learns, and steps are indeed replayed."""
+"""Steps recorded as CUDA graphs give the same losses as plain steps, and are really replayed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAYS = [
 ]
 
 RATE = 2.0**-7
-"""A number of single precision, to which the rate of a recorded step is rounded."""
+"""A power of two: the learning rate of a recorded step is a single-precision number."""
 SHARED: dict[str, Any] = {
     "dataset": "imagefolder/few",
     "model": "vit_tiny",
@@ -37,7 +37,7 @@ SHARED: dict[str, Any] = {
     "lr": RATE,
     "eval_every": 1,
 }
-"""Seven epochs of two whole batches and one of 7 samples, with an evaluation after each."""
+"""Seven epochs of two full batches and one of 7 samples, with an evaluation after each."""
 
 CASES: dict[str, dict[str, Any]] = {
     "momentum": SHARED,
@@ -48,9 +48,9 @@ CASES: dict[str, dict[str, Any]] = {
     "schedule": SHARED | {"schedule": "cosine", "warmup_steps": 4},
 }
 CLOSE = {"bf16": 0.03, "schedule": 1e-6}
-"""Absolute, for every loss; 1e-9 for others. Rates of a schedule are rounded."""
+"""Case -> absolute tolerance of every loss; default 1e-9. The rates of a schedule are rounded to single precision."""
 SPLIT = ("momentum", "adam", "bf16")
-"""Cases that do not depend on how a batch is split over ranks."""
+"""Cases whose losses do not depend on how a batch is split over ranks."""
 
 COUNT_REPLAYS = """
 import os, torch
@@ -78,20 +78,20 @@ def _write(launcher: Any, root: Path, images: Path, way: Way, case: str, compile
     ("way", "case"),
     [(EAGER, case) for case in CASES]
     + [(way, case) for way in WAYS[1:] for case in SPLIT if way.strategy == "ddp"]
-    # Each rank's own Adam sees its own part of the batch.
+    # Without Adam: each rank's own Adam would see only its part of the batch.
     + [(WAYS[1], "momentum")],
     ids=str,
 )
-def test_recorded_steps_learn_what_steps_as_written_learn(
+def test_recorded_steps_give_the_losses_of_plain_steps(
     launcher: Any,  # noqa: F811
     data_root: Path,  # noqa: F811
     tmp_path: Path,
     way: Way,
     case: str,
 ) -> None:
-    """With odd batches and evaluations in between; of 20 steps each rank replays the 14 whole batches.
+    """Smaller last batches and evaluations are not recorded: each rank replays the 14 full batches of 20 steps.
 
-    Each epoch's dropout comes from the seed, whichever way steps are carried out.
+    Dropout of an epoch depends on the seed only, not on whether steps are recorded.
     """
     if torch.cuda.device_count() < way.devices:
         pytest.skip("needs two GPUs")
@@ -103,14 +103,16 @@ def test_recorded_steps_learn_what_steps_as_written_learn(
     found, expected = _losses(launcher, recorded), _losses(launcher, plain)
     assert found == pytest.approx(expected, abs=CLOSE.get(case, 1e-9))
     assert expected[-2] < expected[0]
-    whole = sum(1 for step in range(20) if step % 3 != 2)
-    starvation = (counter.stat().st_size - whole * way.ranks) / way.ranks
-    assert starvation in range(22), "replayed each whole batch, and after training one batch to see what input costs"
+    full = sum(1 for step in range(20) if step % 3 != 2)
+    starvation = (counter.stat().st_size - full * way.ranks) / way.ranks
+    assert starvation in range(22), (
+        "every full batch is replayed, and one more batch after training, for starvation_ratio"
+    )
     assert recorded.attempt(1).read_result().compile_s > 0
 
 
 BY_SIZE = ("balance_by", "size")
-"""Measuring layers replays graphs of its own."""
+"""Cut by size: measuring layer times would replay further graphs."""
 PIPELINES = [
     *(Way("pipeline", 2, (("schedule", schedule), BY_SIZE), kind="gpu") for schedule in ("gpipe", "interleaved")),
     Way("pipeline", 2, (("chunks", 8), BY_SIZE), kind="gpu"),
@@ -119,14 +121,14 @@ PIPELINES = [
 
 @pytest.mark.parametrize("case", ["momentum", "adam", "bf16"])
 @pytest.mark.parametrize("way", PIPELINES, ids=str)
-def test_recorded_stages_learn_what_eager_learns(
+def test_recorded_stages_give_the_losses_of_eager(
     launcher: Any,  # noqa: F811
     data_root: Path,  # noqa: F811
     tmp_path: Path,
     way: Way,
     case: str,
 ) -> None:
-    """Two replays for each micro-batch and stage; odd batches are filled up, so all steps have them."""
+    """There are two replays per micro-batch and stage, in all steps, because smaller batches are padded."""
     if torch.cuda.device_count() < way.devices:
         pytest.skip("needs two GPUs")
     plain = _write(launcher, tmp_path, data_root, EAGER, case, "off")
@@ -135,13 +137,13 @@ def test_recorded_stages_learn_what_eager_learns(
     counter = tmp_path / "replays"
     launcher.succeed(recorded, ranks=2, within_s=400, prelude=COUNT_REPLAYS, env={"REPLAYS": str(counter)})
     assert _losses(launcher, recorded) == pytest.approx(_losses(launcher, plain), abs=CLOSE.get(case, 1e-9))
-    a_step = way.all_options["chunks"] * (4 if way.all_options["schedule"] == "interleaved" else 2) * 2
-    assert counter.stat().st_size >= 20 * a_step and counter.stat().st_size % a_step == 0
+    per_step = way.all_options["chunks"] * (4 if way.all_options["schedule"] == "interleaved" else 2) * 2
+    assert counter.stat().st_size >= 20 * per_step and counter.stat().st_size % per_step == 0
 
 
 @pytest.mark.parametrize("how", ["default", "default_graphs"])
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[2], PIPELINES[0]], ids=str)
-def test_compiled_kernels_learn_what_torch_s_own_learn(
+def test_compiled_kernels_give_the_losses_of_eager_kernels(
     launcher: Any,  # noqa: F811
     data_root: Path,  # noqa: F811
     tmp_path: Path,
@@ -157,12 +159,12 @@ def test_compiled_kernels_learn_what_torch_s_own_learn(
     assert _losses(launcher, fast) == pytest.approx(_losses(launcher, plain), abs=1e-9)
 
 
-def test_a_recorded_run_goes_on_from_its_checkpoint(
+def test_a_recorded_run_resumes_from_its_checkpoint(
     launcher: Any,  # noqa: F811
     data_root: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """Ended after three epochs, with momenta and dropout: the second attempt ends where an uninterrupted run does."""
+    """Ended after three epochs, with momentum and dropout: the second attempt ends like an uninterrupted run."""
     whole = _write(launcher, tmp_path / "whole", data_root, EAGER, "dropout", "graphs")
     broken = _write(launcher, tmp_path / "broken", data_root, EAGER, "dropout", "graphs")
     launcher.succeed(whole)

@@ -1,4 +1,4 @@
-"""The resident loader on a GPU: the CPU's batches, few kernels a step, and no step that waits for the device."""
+"""The resident loader on a GPU: same batches as on CPU, few kernels per step, and no synchronisation."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from workloads.loaders.protocol import Loader, Shard  # noqa: E402
 CONFIG = TrainConfig(
     model="cnn", dataset="synthetic", strategy="eager", hardware=Hardware("gpu", 1), cpus=1, augment="crop_flip"
 )
-KERNELS_A_STEP = {"none": 2, "flip": 4, "crop_flip": 4}
-"""Picking and normalising; with augmentation also the columns of each crop, and where each pixel is."""
+KERNELS_PER_STEP = {"none": 2, "flip": 4, "crop_flip": 4}
+"""Augmentation -> kernels: gather and normalise; with augmentation also column offsets and pixel indices."""
 
 
 def make(device: str, *, to: int = 32, dtype: Any = torch.float32, **fields: object) -> Loader:
@@ -35,24 +35,24 @@ def make(device: str, *, to: int = 32, dtype: Any = torch.float32, **fields: obj
 @pytest.mark.parametrize("augment", ["none", "flip", "crop_flip"])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("size", [32, 48])
-def test_batches_are_those_of_the_cpu(augment: str, channels_last: bool, size: int) -> None:
-    """Same samples, augmentation and layout, to rounding; training and test."""
-    here, there = (
+def test_batches_equal_those_on_cpu(augment: str, channels_last: bool, size: int) -> None:
+    """Same samples, augmentation and layout up to rounding, for training and test."""
+    on_cpu, on_gpu = (
         make(device, augment=augment, channels_last=channels_last, to=size, dtype=torch.float64)
         for device in ("cpu", "cuda")
     )
-    for mine, other in zip([*here.train(3), *here.test()], [*there.train(3), *there.test()], strict=True):
-        assert other.x.is_cuda
-        assert torch.allclose(mine.x, other.x.cpu(), rtol=0, atol=1e-12)
-        assert torch.equal(mine.y, other.y.cpu())
-        assert other.x.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    for expected, found in zip([*on_cpu.train(3), *on_cpu.test()], [*on_gpu.train(3), *on_gpu.test()], strict=True):
+        assert found.x.is_cuda
+        assert torch.allclose(expected.x, found.x.cpu(), rtol=0, atol=1e-12)
+        assert torch.equal(expected.y, found.y.cpu())
+        assert found.x.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events at the end of each cycle:UserWarning")
-@pytest.mark.parametrize("augment", sorted(KERNELS_A_STEP))
-def test_a_step_adds_few_kernels_and_never_waits(augment: str) -> None:
-    """A whole epoch under the mode that turns every synchronisation into an error; kernels counted by the profiler."""
+@pytest.mark.parametrize("augment", sorted(KERNELS_PER_STEP))
+def test_a_step_launches_few_kernels_and_never_synchronises(augment: str) -> None:
+    """Run an epoch in the mode that makes every synchronisation an error, then count kernels with the profiler."""
     loader = make("cuda", augment=augment)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -61,10 +61,10 @@ def test_a_step_adds_few_kernels_and_never_waits(augment: str) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     batches = loader.train(1)
-    next(batches)  # the epoch's own kernels come with its first batch
+    next(batches)  # the kernels that an epoch needs once run with its first batch
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         steps = sum(1 for _ in batches)
         torch.cuda.synchronize()
     kernels = sum(event.count for event in profile.key_averages() if event.self_device_time_total > 0)
     assert steps == loader.steps_per_epoch - 1
-    assert 0 < kernels <= KERNELS_A_STEP[augment] * steps
+    assert 0 < kernels <= KERNELS_PER_STEP[augment] * steps

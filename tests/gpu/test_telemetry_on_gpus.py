@@ -1,4 +1,4 @@
-"""The GPUs of a run are asked by the real NVML, through the driver."""
+"""Telemetry of a run on real GPUs, through NVML and the driver."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tests.contract.conftest import launcher  # noqa: E402, F401 (fixture)
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
-def test_a_training_of_some_seconds_is_sampled(launcher: Any, tmp_path: Path, gpus: int) -> None:  # noqa: F811
-    """Each GPU of the run and no other; a busy GPU draws some power, and energy is power times time."""
+def test_training_of_some_seconds_is_sampled(launcher: Any, tmp_path: Path, gpus: int) -> None:  # noqa: F811
+    """Samples cover exactly the GPUs of the run; a busy GPU draws power, and energy is about power times time."""
     if torch.cuda.device_count() < gpus:
         pytest.skip("needs two GPUs")
     strategy = "eager" if gpus == 1 else "ddp"
     run = launcher.write(
         tmp_path,
         expect={"gpus_per_node": gpus},
-        execution={"checkpoint_every": 0},  # writing them takes energy, but is no training
+        execution={"checkpoint_every": 0},  # writing checkpoints takes energy but is not training
         **{"hardware": f"gpu:{gpus}", "strategy": strategy, "model": "resnet18", "dataset": "synthetic"},
         **{"image_size": 64, "batch_size": 256, "steps": 600, "eval_every": 0},
     )

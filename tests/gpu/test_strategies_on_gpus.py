@@ -1,4 +1,4 @@
-"""Every way of training learns on two GPUs what eager learns on one; ``data_parallel`` can be compared nowhere else."""
+"""Every strategy on two GPUs gives the losses of eager on one. ``data_parallel`` needs GPUs, so it is tested only here."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ CASES: dict[str, dict[str, Any]] = {
     "bf16": SHARED | {"model": "vit_tiny", "precision": "bf16", "steps": 7},
 }
 CLOSE = {"vit_tiny": 1e-9, "cnn": 1e-9, "bf16": 0.03}
-"""Absolute, for every loss. bfloat16 has eight bits, and micro-batches are summed in another order."""
+"""Case -> absolute tolerance of every loss. bfloat16 has 8 significant bits, and micro-batches reorder sums."""
 
 CLOSE_IN_SINGLE = 1e-6
-"""Of ways that keep what they train in single precision, whatever the run's: losses near 1 differ by units of 6e-8."""
+"""Tolerance for strategies that keep parameters in single precision always: the rounding unit near 1 is 6e-8."""
 
 
 @pytest.fixture(scope="module")
 def named_by_uuid() -> Iterator[None]:
-    """As local mode names them."""
+    """Name the GPUs by UUID, as local mode does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", ",".join(gpu.uuid for gpu in local_machine().gpus[:2]))
         yield
@@ -50,7 +50,7 @@ def losses(
     data_root: Path,  # noqa: F811
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[tuple[Way, str], list[float]]:
-    """Of each step, then the test loss; of eager and of the ways that this session was asked for."""
+    """Losses of each step, then the test loss, of eager and of the strategies that this session tests."""
     root = tmp_path_factory.mktemp("runs")
     tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
     wanted = [item.callspec.params.get("way") for item in tests if hasattr(item, "callspec")]
@@ -61,7 +61,7 @@ def losses(
         for way in (EAGER, *(way for way in WAYS if way in wanted))
         for case, train in CASES.items()
     }
-    # Each strategy in processes of its own, as users run them: DeepSpeed changes torch for who comes after it.
+    # One set of processes per strategy, as in real runs: DeepSpeed patches torch for the whole process.
     for strategy, ranks in sorted({(way.strategy, way.ranks) for way, _ in runs}):
         own = [run for (way, _), run in runs.items() if (way.strategy, way.ranks) == (strategy, ranks)]
         launcher.succeed(own, ranks=ranks, within_s=500)
@@ -74,12 +74,14 @@ def losses(
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_two_gpus_learn_what_one_learns(losses: dict[tuple[Way, str], list[float]], way: Way, case: str) -> None:
-    """Under bf16 that is only so when autocast reaches the threads of torchgpipe and nn.DataParallel."""
+def test_losses_on_two_gpus_equal_those_of_eager(
+    losses: dict[tuple[Way, str], list[float]], way: Way, case: str
+) -> None:
+    """In bf16 this requires that autocast is active in the threads of torchgpipe and nn.DataParallel."""
     close = CLOSE[case] if way.has_double_precision else max(CLOSE[case], CLOSE_IN_SINGLE)
     assert losses[way, case] == pytest.approx(losses[EAGER, case], abs=close)
     assert losses[EAGER, case][-2] < losses[EAGER, case][0]
 
 
-def test_all_strategies_are_under_test() -> None:
+def test_all_strategies_are_tested() -> None:
     assert {way.strategy for way in WAYS} >= {"ddp", "fsdp", "data_parallel", "model_parallel", "pipeline"}
