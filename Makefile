@@ -1,15 +1,15 @@
-# Two set-up commands, each complete on a machine that has Python >= 3.11, make and a compiler:
-#   make demo    an environment, then the demo study from plan to table in demo/
-#   make test    an environment, Horovod (built once for a torch and kept in ~/.cache), then all tests
+# Two commands, each complete on a machine with Python >= 3.11, make and a C++ compiler:
+#   make demo    create the environment, then run the demo study from plan to table in demo/
+#   make test    create the environment, build Horovod (once per torch; cached in ~/.cache), then run all tests
 PYTHON ?= python3
 VENV ?= .venv
-# Test files at a time: many of them wait for a Slurm that they booted, so two suit any machine.
+# Test files in parallel. Many tests wait for a Slurm cluster that they booted, so two fit any machine.
 JOBS ?= 2
 BIN := $(abspath $(VENV))/bin
 
 .PHONY: demo test lint env test-env clean
 
-# The environment is rebuilt when pyproject.toml changes.
+# Rebuild the environment when pyproject.toml changes.
 env: $(VENV)/.run
 $(VENV)/.run: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("orchestrate needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else None'
