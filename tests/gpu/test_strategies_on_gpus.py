@@ -1,4 +1,4 @@
-"""Every strategy on two GPUs gives the losses of eager on one. ``data_parallel`` needs GPUs, so it is tested only here."""
+"""Every strategy on two GPUs gives the losses of eager on one. ``data_parallel`` needs GPUs: it is tested only here."""
 
 from __future__ import annotations
 
