@@ -1,8 +1,9 @@
-"""Opening the store: an SQLite file, or a PostgreSQL database by URL, always at the schema this code knows.
+"""Opening the store: an SQLite file, or a PostgreSQL database by URL, always at the schema of this code.
 
-Compute nodes never come here. SQLite's write-ahead log is used on a local disk only: it needs shared memory, which
-NFS, Lustre and BeeGFS lack. Every write transaction takes the write lock as it begins: one that reads first and writes
-later fails at once, whatever the time-out, when another process wrote in between.
+Compute nodes never open it. SQLite's write-ahead log is used on a local disk only: it needs shared memory, which
+NFS, Lustre and BeeGFS lack (sqlite.org/wal.html). Every write transaction takes the write lock as it begins: one that
+reads first and writes later fails at once, whatever the time-out, when another process wrote in between
+(SQLITE_BUSY_SNAPSHOT).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -37,7 +38,7 @@ _WRITE_LOCK = 0x6F726368
 
 
 class Store:
-    """An open database; a context manager."""
+    """An open database; a context manager that closes it."""
 
     def __init__(self, database: str, engine: Engine, *, read_only: bool) -> None:
         self.database = database
@@ -50,14 +51,14 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A connection that sees one state of the database throughout."""
-        with self._explained(), self.engine.connect() as connection:
+        """Open a connection that sees one state of the database throughout."""
+        with self._errors_explained(), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction with the write lock held from its start; committed at the end, rolled back on any error."""
-        with self._explained(), self.engine.connect() as connection:
+        """Open a transaction that holds the write lock from its start; an error rolls it back."""
+        with self._errors_explained(), self.engine.connect() as connection:
             connection.execution_options(write_lock=True)
             with connection.begin():
                 yield connection
@@ -72,8 +73,8 @@ class Store:
         self.close()
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turns what the driver says into what the user can do."""
+    def _errors_explained(self) -> Iterator[None]:
+        """Turn errors of the driver into errors that say what the user can do."""
         try:
             yield
         except DBAPIError as error:
@@ -84,17 +85,17 @@ class Store:
 
 
 def open_store(database: str, *, read_only: bool = False) -> Store:
-    """Open a store, made or brought to this schema when it is missing or older.
+    """Open a store; create it, or upgrade its schema, where necessary.
 
     Args:
         database: an SQLite file, or a ``postgresql://`` URL.
-        read_only: nothing can be written through it, whatever the SQL; it must exist and be current.
+        read_only: no SQL can write anything. The store must exist, at the newest schema.
 
     Raises:
-        ForeignStoreError: not a store of ours, or written by a newer version; the file is as it was.
+        ForeignStoreError: it is not ours, or a newer version wrote it; it is as it was.
         StoreDamagedError: the file is damaged, or lacks tables.
         StoreError: it cannot be opened, created or locked.
-        InputError: the PostgreSQL driver is not installed, or the URL is none.
+        InputError: the PostgreSQL driver is not installed, or the URL is not valid.
     """
     database = database.removeprefix(SQLITE_URL)
     if is_url(database):
@@ -112,7 +113,7 @@ def open_store(database: str, *, read_only: bool = False) -> Store:
 
 
 def set_aside(database: str) -> Path:
-    """Give a damaged SQLite file another name, its journals with it; returns that name."""
+    """Rename a damaged SQLite file and its journals; return the new name."""
     path = Path(database.removeprefix(SQLITE_URL))
     kept = path.with_name(f"{path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     for suffix in ("", "-wal", "-shm", "-journal"):
@@ -144,11 +145,11 @@ def _is_filled(path: Path) -> bool:
 
 
 def _connect_sqlite(path: Path, *, read_only: bool) -> sqlite3.Connection:
-    """``timeout`` sets the busy time-out before anything else happens, so that no pragma fails on a busy database."""
+    """Connect with the busy time-out set from the start, so that no pragma fails on a busy database."""
     uri = f"file:{quote(os.fsencode(path.absolute()))}?mode={'ro' if read_only else 'rwc'}"
 
     def connect(uri: str) -> sqlite3.Connection:
-        # We write BEGIN ourselves: the driver's own would start without the write lock.
+        # isolation_level None keeps sqlite3 from writing a BEGIN of its own, which would not take the write lock.
         return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
 
     connection = connect(uri)
@@ -159,8 +160,8 @@ def _connect_sqlite(path: Path, *, read_only: bool) -> sqlite3.Connection:
         connection.execute("PRAGMA schema_version")
     except sqlite3.OperationalError:
         connection.close()
-        # A write-ahead log cannot be opened in a folder we may not write, nor on a full disk, unless told that nobody
-        # else writes either.
+        # In a folder without write permission, or on a full disk, SQLite cannot create a write-ahead log's shared
+        # memory. It needs none where the file is declared immutable (sqlite.org/wal.html, "Read-Only Databases").
         if not path.exists() or _is_filled(path.with_name(path.name + "-wal")):
             raise
         connection = connect(uri + "&immutable=1")
@@ -169,18 +170,19 @@ def _connect_sqlite(path: Path, *, read_only: bool) -> sqlite3.Connection:
     return connection
 
 
-_READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
+_READING = frozenset(
+    getattr(sqlite3, f"SQLITE_{action}") for action in ("SELECT", "READ", "FUNCTION", "RECURSIVE", "TRANSACTION")
+)
 _READING_PRAGMAS = frozenset({"foreign_key_list", "index_list", "table_info", "table_list", "table_xinfo"})
-_ASKING_PRAGMAS = frozenset({"journal_mode", "read_uncommitted"})
+_PRAGMAS_WITHOUT_ARGUMENT = frozenset({"journal_mode", "read_uncommitted"})
 
 
 def _allow_reading(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    """SQLite's authorizer: ``mode=ro`` alone would still let ATTACH and VACUUM INTO make files."""
+    """SQLite's authorizer: with ``mode=ro`` alone, ATTACH and VACUUM INTO could still create files."""
     allowed = (
         action in _READING
-        or action == sqlite3.SQLITE_TRANSACTION
         or (action == sqlite3.SQLITE_PRAGMA and first in _READING_PRAGMAS)
-        or (action == sqlite3.SQLITE_PRAGMA and first in _ASKING_PRAGMAS and second is None)
+        or (action == sqlite3.SQLITE_PRAGMA and first in _PRAGMAS_WITHOUT_ARGUMENT and second is None)
     )
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
@@ -191,39 +193,33 @@ def _postgresql(database: str, *, read_only: bool) -> Store:
         url = make_url(database)
     except (ArgumentError, UnicodeEncodeError) as error:
         raise InputError(f"{database!r} is not a database URL", hint=_URL_HINT) from error
+    where = str(url.render_as_string(hide_password=True))
     if url.drivername.split("+")[0] not in {"postgresql", "postgres"}:
-        raise InputError(f"{url.drivername!r} is not a database we know", where=_named(url), hint=_URL_HINT)
+        raise InputError(f"{url.drivername!r} is not a supported database", where=where, hint=_URL_HINT)
     try:
-        (url.host or "").encode("idna")  # as the resolver will
+        (url.host or "").encode("idna")  # as the resolver does
     except UnicodeError as error:
-        raise InputError(f"{url.host!r} is no name of a host", where=_named(url), hint=_URL_HINT) from error
+        raise InputError(f"{url.host!r} is not a valid host name", where=where, hint=_URL_HINT) from error
     options = {"options": "-c default_transaction_read_only=on"} if read_only else {}
     try:
         engine = create_engine(url.set(drivername="postgresql+psycopg"), connect_args=options)
     except ModuleNotFoundError as error:
-        raise InputError(
-            "the PostgreSQL driver is not installed",
-            where=_named(url),
-            hint='pip install "orchestrate-hpc[postgres]"',
-        ) from error
+        hint = 'pip install "orchestrate-hpc[postgres]"'
+        raise InputError("the PostgreSQL driver is not installed", where=where, hint=hint) from error
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         if connection.get_execution_options().get("write_lock"):
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_WRITE_LOCK})")
 
-    return Store(_named(url), engine, read_only=read_only)
+    return Store(where, engine, read_only=read_only)
 
 
-_URL_HINT = "a file name, or postgresql://USER@HOST/DATABASE"
-
-
-def _named(url: Any) -> str:
-    return str(url.render_as_string(hide_password=True))
+_URL_HINT = "give a file name, or postgresql://USER@HOST/DATABASE"
 
 
 def _choose_journal(store: Store, *, fresh: bool) -> None:
-    """Write-ahead log on a local disk, rollback journal elsewhere. Says so once: when it is decided."""
+    """Set a write-ahead log on a local disk, a rollback journal elsewhere; warn about the latter once."""
     with store.read() as connection:
         cursor = connection.connection.cursor()
         mode = str(cursor.execute("PRAGMA journal_mode").fetchone()[0])
@@ -235,7 +231,7 @@ def _choose_journal(store: Store, *, fresh: bool) -> None:
             try:
                 mode = str(cursor.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0])
             except sqlite3.OperationalError:
-                # Another command is in the database; whoever made it with us sets the mode.
+                # Another command is using the database; it sets the mode too.
                 return
     if mode != "wal":
         reason = "SQLite refused a write-ahead log here" if local else "not on a local disk"

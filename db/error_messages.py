@@ -1,4 +1,4 @@
-"""From what a database driver says to what the user can do about it."""
+"""Errors of a database driver, in words that say what the user can do."""
 
 from __future__ import annotations
 
@@ -13,65 +13,57 @@ from db.errors import ForeignStoreError, StoreDamagedError, StoreError, StoreRea
 from db.filesystem import is_full, is_url, lock_problem
 
 BUSY_TIMEOUT_S = 60.0
-"""How long a command waits for another one's write."""
+"""How long a command waits for another one to finish writing."""
 
-
-ANOTHER = "name another file with --db"
-_ELSEWHERE = (
+_OTHER_FILE = "name another file with --db"
+_LOCAL_DISK = (
     "keep the database on a local disk: export ORCHESTRATE_DB=/local/path/results.db (the runs folder may stay)"
 )
-
-
-def store_error(database: str, error: DBAPIError) -> StoreError | ForeignStoreError | None:
-    """Our error for what can happen to any database; None for what only a mistake of ours can cause."""
-    name = sqlite_name(error)
-    folder = Path(database).parent
-    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_PROTOCOL")):
-        if Path(database).is_dir():
-            return _cannot_open(database)
-        if problem := lock_problem(folder):
-            return cannot_lock(database, problem)
-        if is_full(folder):
-            return _full(database)
-        if name.startswith(("SQLITE_IOERR", "SQLITE_PROTOCOL")):
-            return StoreError(
-                "reading or writing the database failed", where=database, why=str(error.orig), hint=_ELSEWHERE
-            )
-        return StoreError(
-            f"another command has been writing for {BUSY_TIMEOUT_S:.0f} s",
-            where=database,
-            hint="try again when it is done",
-        )
-    if name == "SQLITE_FULL":
-        return _full(database)
-    if name.startswith("SQLITE_READONLY"):
-        return StoreReadOnlyError("the database may only be read", where=database, why=str(error.orig), hint=ANOTHER)
-    if name.startswith(("SQLITE_CANTOPEN", "SQLITE_PERM")):
-        return _cannot_open(database)
-    if name.startswith("SQLITE_NOTADB"):
-        return ForeignStoreError(
-            "not an SQLite database; left as it is", where=database, hint=another_or_anew(database)
-        )
-    if name.startswith("SQLITE_CORRUPT") or _is_of_another_schema(error):
-        return damaged(database, str(error.orig).strip())
-    if not name and type(error).__name__ in {"OperationalError", "InterfaceError"}:
-        return StoreError("the database cannot be used", where=database, why=str(error.orig).strip())
-    return None
-
-
-def _is_of_another_schema(error: DBAPIError) -> bool:
-    """Whether a statement of ours met other tables or columns than its revision has."""
-    if sqlite_name(error):
-        return _OTHER_SCHEMA.match(str(error.orig)) is not None
-    return (getattr(error.orig, "sqlstate", None) or "") in _OTHER_SCHEMA_STATES
-
-
 _OTHER_SCHEMA = re.compile(
     r"no such (table|view|column): |table \w+ (has no column|already exists)|view \w+ already exists"
     r"|duplicate column name: |error in view \w+: no such "
 )
+"""What SQLite says where a statement of ours meets other tables or columns than its revision has."""
 _OTHER_SCHEMA_STATES = frozenset({"42P01", "42P07", "42701", "42703"})
-"""PostgreSQL's: a table or view that is missing or there already, a column that is twice or missing."""
+"""PostgreSQL's codes for the same: undefined_table, duplicate_table, duplicate_column, undefined_column."""
+
+
+def store_error(database: str, error: DBAPIError) -> StoreError | ForeignStoreError | None:
+    """Return our error for what can happen to any database; None for what only a bug of ours can cause."""
+    name = sqlite_error_name(error)
+    message = str(error.orig).strip()
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_PROTOCOL")):
+        return _not_usable_now(database, name, message)
+    if name == "SQLITE_FULL":
+        return _full(database)
+    if name.startswith("SQLITE_READONLY"):
+        return StoreReadOnlyError("the database is read-only", where=database, why=message, hint=_OTHER_FILE)
+    if name.startswith(("SQLITE_CANTOPEN", "SQLITE_PERM")):
+        return _cannot_open(database)
+    if name.startswith("SQLITE_NOTADB"):
+        hint = another_or_anew(database)
+        return ForeignStoreError("not an SQLite database; left as it is", where=database, hint=hint)
+    has_other_schema = _OTHER_SCHEMA.match(message) if name else _sqlstate(error) in _OTHER_SCHEMA_STATES
+    if name.startswith("SQLITE_CORRUPT") or has_other_schema:
+        return damaged(database, message)
+    if not name and type(error).__name__ in {"OperationalError", "InterfaceError"}:
+        return StoreError("the database cannot be used", where=database, why=message)
+    return None
+
+
+def _not_usable_now(database: str, name: str, message: str) -> StoreError:
+    """Tell apart what SQLite reports as busy or as an I/O error: no locks, a full disk, or another command."""
+    folder = Path(database).parent
+    if Path(database).is_dir():
+        return _cannot_open(database)
+    if problem := lock_problem(folder):
+        return cannot_lock(database, problem)
+    if is_full(folder):
+        return _full(database)
+    if name.startswith(("SQLITE_IOERR", "SQLITE_PROTOCOL")):
+        return StoreError("reading or writing the database failed", where=database, why=message, hint=_LOCAL_DISK)
+    what = f"another command has been writing for {BUSY_TIMEOUT_S:.0f} s"
+    return StoreError(what, where=database, hint="try again when it is done")
 
 
 def damaged(database: str, why: str) -> StoreDamagedError:
@@ -96,11 +88,13 @@ def _create_again(database: str) -> str:
 
 
 def another_or_anew(database: str) -> str:
-    """The ways on from what may be another program's, or ours and damaged beyond recognition."""
+    """Return the hint for a database of another program, or ours and damaged beyond recognition."""
     if is_url(database):
         return "name another database with --db"
-    moved = f"mv {shlex.quote(database)} {shlex.quote(f'{database}.damaged')}"
-    return f"{ANOTHER}; if it was orchestrate's, {moved}, then orchestrate collect makes it anew from the runs folder"
+    move = f"mv {shlex.quote(database)} {shlex.quote(f'{database}.damaged')}"
+    return (
+        f"{_OTHER_FILE}; if it was orchestrate's: {move}, then orchestrate collect, which reads the runs folder again"
+    )
 
 
 def _full(database: str) -> StoreReadOnlyError:
@@ -112,24 +106,28 @@ def _cannot_open(database: str) -> StoreError:
     if path.is_dir():
         return StoreError("the database is a folder", where=database, hint="name a file with --db")
     if os.access(path, os.R_OK):
-        why = "its folder may not be written, which an open database needs"
-        return StoreReadOnlyError("the database may only be read", where=database, why=why, hint=ANOTHER)
+        why = "no permission to write its folder, which an open database needs"
+        return StoreReadOnlyError("the database is read-only", where=database, why=why, hint=_OTHER_FILE)
     if path.exists():
-        return StoreError("the database may not be read", where=database, why="no permission", hint=ANOTHER)
+        return StoreError("the database cannot be read", where=database, why="no permission", hint=_OTHER_FILE)
     if not path.parent.is_dir():
         hint = f"mkdir -p {shlex.quote(str(path.parent))}"
         return StoreError("the database's folder does not exist", where=database, hint=hint)
     if os.access(path.parent, os.W_OK):
         return StoreError("there is no database", where=database, hint="orchestrate collect")
-    return StoreError("no database can be made here", where=database, why="the folder may not be written", hint=ANOTHER)
+    why = "no permission to write the folder"
+    return StoreError("the database cannot be created here", where=database, why=why, hint=_OTHER_FILE)
 
 
 def cannot_lock(database: str, problem: str) -> StoreError:
-    return StoreError(
-        "files cannot be locked here, so a database is not safe", where=database, why=problem, hint=_ELSEWHERE
-    )
+    what = "files cannot be locked here, so a database would not be safe"
+    return StoreError(what, where=database, why=problem, hint=_LOCAL_DISK)
 
 
-def sqlite_name(error: DBAPIError) -> str:
-    """``SQLITE_BUSY`` and the like; empty for another database."""
+def sqlite_error_name(error: DBAPIError) -> str:
+    """Return ``SQLITE_BUSY`` and the like; empty for another database."""
     return getattr(error.orig, "sqlite_errorname", None) or ""
+
+
+def _sqlstate(error: DBAPIError) -> str:
+    return getattr(error.orig, "sqlstate", None) or ""

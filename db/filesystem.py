@@ -1,4 +1,4 @@
-"""What a folder's file system can do for a database. Standard library only."""
+"""What a folder's file system allows a database: locks, shared memory, space. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 SQLITE_URL = "sqlite:///"
-"""What may stand before the name of a file."""
+"""Optional prefix of a file name."""
 
 _MOUNTS = Path("/proc/mounts")
 _LOCAL_FILE_SYSTEMS = frozenset(
@@ -19,12 +19,12 @@ _LOCAL_FILE_SYSTEMS = frozenset(
 
 
 def is_url(database: str) -> bool:
-    """Whether a database is a server's and no file."""
+    """Whether a database is on a server rather than a file."""
     return "://" in database.removeprefix(SQLITE_URL)
 
 
 def lock_problem(folder: Path) -> str:
-    """Why files in this folder cannot be locked; empty when they can, or when none can be made there to try."""
+    """Return why files in this folder cannot be locked; empty when they can, or when no file can be created to try."""
     try:
         probe = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (opening may fail harmlessly, locking may not)
     except OSError:
@@ -38,22 +38,22 @@ def lock_problem(folder: Path) -> str:
 
 
 def is_local(folder: Path) -> bool:
-    """Whether a folder is on a file system of this machine alone; an unknown kind counts as not."""
+    """Whether only this machine mounts the folder's file system; False for unknown types."""
     try:
         mounts = _MOUNTS.read_bytes().splitlines()
     except OSError:
         return True
-    place = os.fsencode(os.path.realpath(folder))
+    real = os.fsencode(os.path.realpath(folder))
     best, kind = b"", b""
     for line in mounts:
         _, escaped, type_, *_ = line.split(b" ")
         point = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), escaped)
-        if (place == point or place.startswith(point.rstrip(b"/") + b"/")) and len(point) >= len(best):
+        if (real == point or real.startswith(point.rstrip(b"/") + b"/")) and len(point) >= len(best):
             best, kind = point, type_
     return kind.decode() in _LOCAL_FILE_SYSTEMS
 
 
 def is_full(folder: Path) -> bool:
-    """Whether there is no room for the shared memory of a write-ahead log, whose lack SQLite calls an I/O error."""
+    """Whether the disk lacks space for a write-ahead log's shared memory; SQLite reports that as an I/O error."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize < 128 * 1024

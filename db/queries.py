@@ -1,8 +1,9 @@
-"""What the other parts ask the store."""
+"""Queries of the store: states, durations, summaries, and the user's own SQL."""
 
 from __future__ import annotations
 
 import difflib
+import operator
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from workloads.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run as the store has it: the state of its newest attempt, and what its newest successful one was made from."""
+    """A run as the store has it: the state of its newest attempt, and the digests of its newest successful one."""
 
     run_id: str
     label: str
@@ -29,7 +30,7 @@ class RunRecord:
     state: State
     """``planned`` when it has no attempt."""
     attempt: int
-    """Newest; 0 when there is none."""
+    """Number of the newest; 0 when there is none."""
     reason: str
     message: str
     job_id: str | None
@@ -55,49 +56,48 @@ class Duration:
 
 
 def run_records(store: Store) -> dict[str, RunRecord]:
-    """Every run by run id, in order of run id."""
+    """Return every run by run id, in order of run id."""
     names = [name for name in RunRecord.__dataclass_fields__ if name != "gpus"]
+    query = select(*(summary.c[name] for name in names), summary.c.hardware).order_by(summary.c.run_id)
+    records = {}
     with store.read() as connection:
-        rows = connection.execute(select(*(summary.c[n] for n in names), summary.c.hardware).order_by(summary.c.run_id))
-        records = {}
-        for row in rows:
-            values = {name: getattr(row, name) for name in names}
-            values |= {"state": State(row.state), "attempt": row.attempt or 0}
-            records[row.run_id] = RunRecord(**values, gpus=Hardware.parse(row.hardware).gpus)
-        return records
+        for row in connection.execute(query):
+            values = {**row._mapping, "state": State(row.state), "attempt": row.attempt or 0}
+            gpus = Hardware.parse(values.pop("hardware")).gpus
+            records[row.run_id] = RunRecord(**values, gpus=gpus)
+    return records
 
 
 def durations(store: Store) -> list[Duration]:
-    """Measured runs, in order of run id."""
+    """Return the durations of successful runs, in order of run id."""
+    query = select(*(summary.c[name] for name in Duration.__dataclass_fields__))
+    query = query.where(summary.c.total_time_s.is_not(None)).order_by(summary.c.run_id)
     with store.read() as connection:
-        rows = connection.execute(
-            select(*(summary.c[name] for name in Duration.__dataclass_fields__))
-            .where(summary.c.total_time_s.is_not(None))
-            .order_by(summary.c.run_id)
-        )
-        return [Duration(**{**row, "hardware": Hardware.parse(row["hardware"])}) for row in rows.mappings()]
+        rows = connection.execute(query).mappings()
+        return [Duration(**{**row, "hardware": Hardware.parse(row["hardware"])}) for row in rows]
 
 
 SUMMARY_COLUMNS: dict[str, type[Any]] = {c.name: c.type.python_type for c in summary.c}
-"""Columns of the view ``summary`` and what they hold, in its order."""
+"""Columns of the view ``summary`` in its order, with the type of their values."""
 
-_OPERATORS: dict[str, Callable[[ColumnElement[Any], Any], ColumnElement[bool]]] = {
-    "=": lambda column, value: column == value,
-    "!=": lambda column, value: column.is_distinct_from(value),
-    "<": lambda column, value: column < value,
-    "<=": lambda column, value: column <= value,
-    ">": lambda column, value: column > value,
-    ">=": lambda column, value: column >= value,
+_OPERATORS: dict[str, Callable[[Any, Any], ColumnElement[bool]]] = {
+    "=": operator.eq,
+    # Unlike <>, true where the column is null.
+    "!=": ColumnElement.is_distinct_from,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
 }
 _CONDITION = re.compile(r"\s*(\w+)\s*(!=|<=|>=|=|<|>|~)(.*)", re.DOTALL)
-_TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 def require_column(name: str, where: str, known: Iterable[str] = SUMMARY_COLUMNS) -> str:
-    """The name, if it is a column.
+    """Return the name of a column.
 
     Raises:
-        InputError: it is none; names the nearest one.
+        InputError: there is no such column; the hint names the nearest one.
     """
     names = list(known)
     if name in names:
@@ -108,44 +108,44 @@ def require_column(name: str, where: str, known: Iterable[str] = SUMMARY_COLUMNS
 
 
 def condition(text: str) -> ColumnElement[bool]:
-    """A condition on the view ``summary``: ``lr=0.1``, ``state!=succeeded``, ``label~cnn``; an empty value is null.
+    """Parse a condition on the view ``summary``: ``lr=0.1``, ``state!=succeeded``, ``label~cnn``; empty means null.
 
     Raises:
-        InputError: it is none, of an unknown column, or compares a number with a text.
+        InputError: it is not a condition, names an unknown column, or compares a number with a word.
     """
     where = f"--where {text}"
-    _insist_on_text(text, where)
+    _require_utf8(text, where)
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise InputError("not a condition", where=where, hint="KEY=VALUE, with one of = != < <= > >= ~ (contains)")
-    name, operator, wanted = match.groups()
+    name, sign, wanted = match.groups()
     column = summary.c[require_column(name, where)]
     kind = SUMMARY_COLUMNS[name]
-    if operator == "~":
+    if sign == "~":
         return cast(column, Text).icontains(wanted, autoescape=True)
-    if wanted == "" and operator in {"=", "!="}:
+    if wanted == "" and sign in {"=", "!="}:
         empty = or_(column.is_(None), cast(column, Text) == "")
-        return empty if operator == "=" else ~empty
+        return empty if sign == "=" else ~empty
     try:
-        value = _TRUTHS[wanted.strip().lower()] if kind is bool else kind(wanted)
+        value = _BOOLEANS[wanted.strip().lower()] if kind is bool else kind(wanted)
     except (KeyError, ValueError):
         expected = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
         raise InputError(f"{name} is {expected}, not {wanted!r}", where=where) from None
     if kind is int and value not in INT64:
         raise InputError(f"{name} is a whole number of 64 bits, and {value} is larger", where=where)
-    return _OPERATORS[operator](column, value)
+    return _OPERATORS[sign](column, value)
 
 
-def _insist_on_text(given: str, where: str) -> None:
-    """Raises InputError for what no database takes: an argument of other bytes has half characters in their place."""
+def _require_utf8(given: str, where: str) -> None:
+    """Raise InputError for what no database takes: Python decodes other bytes of an argument as lone surrogates."""
     try:
         given.encode()
     except UnicodeEncodeError:
-        raise InputError("not a text in UTF-8", where=where, hint="write it in UTF-8") from None
+        raise InputError("not valid UTF-8", where=where, hint="write it in UTF-8") from None
 
 
 def summaries(store: Store, conditions: Iterable[str] = ()) -> list[dict[str, Any]]:
-    """Rows of the view ``summary`` for which all conditions hold, like runs beside each other."""
+    """Return the rows of the view ``summary`` that meet all conditions, similar runs next to each other."""
     order = ("experiment", "model", "dataset", "strategy", "hardware", "seed", "repeat", "label", "run_id")
     query = select(summary).where(*(condition(text) for text in conditions)).order_by(*(summary.c[n] for n in order))
     with store.read() as connection:
@@ -153,44 +153,43 @@ def summaries(store: Store, conditions: Iterable[str] = ()) -> list[dict[str, An
 
 
 def run_sql(store: Store, sql: str, parameters: Mapping[str, str]) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Run the user's SQL on a store that was opened read only; column names, made unique, and rows.
+    """Run the user's SQL on a store that is open for reading; return unique column names and the rows.
 
-    A parameter that is written as a plain number is one, any other is a text.
+    A parameter that is written as a plain number is a number, any other is text.
 
     Raises:
-        QueryError: it is no SQL, lacks a parameter or has one too many, or would write.
+        QueryError: it is not SQL, has a parameter too few or too many, or would write.
     """
-    _insist_on_text(sql, _shown(sql))
+    _require_utf8(sql, _shown(sql))
     for name, value in parameters.items():
-        _insist_on_text(f"{name}={value}", f"-p {name}={value}")
+        _require_utf8(f"{name}={value}", f"-p {name}={value}")
     with store.read() as connection:
         try:
             if store.is_sqlite:
-                values = _Asked({name: _number(value) for name, value in parameters.items()})
+                values = _ReadNames({name: _number(value) for name, value in parameters.items()})
                 found = connection.exec_driver_sql(sql, values)
-                _insist_on_use(sql, parameters, values.names)
+                _require_known_parameters(sql, parameters, values.names)
             else:
                 statement = text(sql)
-                _insist_on_use(sql, parameters, statement.compile().params.keys())
+                _require_known_parameters(sql, parameters, statement.compile().params.keys())
                 found = connection.execute(statement, {name: _untyped(value) for name, value in parameters.items()})
             if not found.returns_rows:
-                raise QueryError(
-                    "nothing was asked", where=_shown(sql), hint='orchestrate query "SELECT * FROM summary"'
-                )
+                hint = 'orchestrate query "SELECT * FROM summary"'
+                raise QueryError("the statement returns no rows", where=_shown(sql), hint=hint)
             names = list(found.keys())
             rows = [tuple(row) for row in found]
         except SQLAlchemyError as error:
             raise _query_error(sql, error) from error
-    return _told_apart(names), rows
+    return _unique_names(names), rows
 
 
 _PLAIN_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?", re.ASCII)
-"""What no run id can be by chance: neither ``0012`` nor ``12e4``."""
+"""Excludes what a run id may look like by chance, such as ``0012`` and ``12e4``."""
 _DIGITS = len(str(-(2**63)))
 
 
 def _number(value: str) -> int | float | str:
-    """A plain number as a number; as a text, SQLite finds it greater than any expression's value."""
+    """Return a plain number as a number: SQLite orders every text after every number (datatype3.html, "Sort Order")."""
     if _PLAIN_NUMBER.fullmatch(value) is None:
         return value
     if "." in value:
@@ -199,13 +198,13 @@ def _number(value: str) -> int | float | str:
 
 
 def _untyped(value: str) -> float | str:
-    """For PostgreSQL, which gives a text the type of its place but compares no text with a whole number."""
+    """Return a parameter for PostgreSQL, which gives text the type of its context but does not compare it with int."""
     number = _number(value)
     return number if isinstance(number, float) else value
 
 
-class _Asked(dict[str, Any]):
-    """Notes which values SQLite asks for: it alone knows the parameters of its statements."""
+class _ReadNames(dict[str, Any]):
+    """Parameters that record which names SQLite reads: only SQLite knows the parameters of its statements."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -216,8 +215,8 @@ class _Asked(dict[str, Any]):
         return super().__getitem__(name)
 
 
-def _insist_on_use(sql: str, given: Iterable[str], used: Iterable[str]) -> None:
-    """Raises QueryError for a parameter that the statement does not have: most often one misspelt."""
+def _require_known_parameters(sql: str, given: Iterable[str], used: Iterable[str]) -> None:
+    """Raise QueryError for a parameter that the statement does not have: usually a misspelled one."""
     names = sorted(used)
     for name in given:
         if name not in names:
@@ -225,31 +224,38 @@ def _insist_on_use(sql: str, given: Iterable[str], used: Iterable[str]) -> None:
             raise QueryError(f"the statement has no :{name}", where=_shown(sql), why=has, hint=f"leave out -p {name}=")
 
 
-def _told_apart(names: Sequence[str]) -> list[str]:
-    """Column names of which none comes twice; a made-up one is never that of another column."""
-    told: list[str] = []
+def _unique_names(names: Sequence[str]) -> list[str]:
+    """Number repeated column names; a numbered name is never that of another column."""
+    unique: list[str] = []
     for name in names:
-        made, number = name, 1
-        while made in told or (number > 1 and made in names):
+        candidate, number = name, 1
+        while candidate in unique or (number > 1 and candidate in names):
             number += 1
-            made = f"{name}_{number}"
-        told.append(made)
-    return told
+            candidate = f"{name}_{number}"
+        unique.append(candidate)
+    return unique
 
 
-_TROUBLE = ("SQLITE_BUSY", "SQLITE_IOERR", "SQLITE_PROTOCOL", "SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CANTOPEN")
+_STORE_FAILURES = (
+    "SQLITE_BUSY",
+    "SQLITE_IOERR",
+    "SQLITE_PROTOCOL",
+    "SQLITE_CORRUPT",
+    "SQLITE_NOTADB",
+    "SQLITE_CANTOPEN",
+)
 
 
 def _query_error(sql: str, error: SQLAlchemyError) -> Exception:
-    """Our error for a mistake in the statement; the driver's own for trouble with the database."""
+    """Return our error for a mistake in the statement, the driver's own for a failure of the database."""
     cause = getattr(error, "orig", None) or error
     code = getattr(cause, "sqlite_errorname", None) or ""
     state = getattr(cause, "sqlstate", None) or ""
-    if code.startswith(_TROUBLE) or state.startswith(("08", "57")):
+    if code.startswith(_STORE_FAILURES) or state.startswith(("08", "57")):
         return error
     why = str(cause).strip()
     if code in {"SQLITE_AUTH", "SQLITE_READONLY"} or state == "25006":
-        return QueryError("query only reads", where=_shown(sql), hint="results are written by orchestrate collect only")
+        return QueryError("query only reads", where=_shown(sql), hint="only orchestrate collect writes results")
     if missing := re.search(r"binding parameter :(\w+)|bind parameter '(\w+)'", why):
         name = missing[1] or missing[2]
         return QueryError(f"no value for :{name}", where=_shown(sql), hint=f"-p {name}=VALUE")
@@ -257,7 +263,7 @@ def _query_error(sql: str, error: SQLAlchemyError) -> Exception:
 
 
 def _nearest(why: str) -> str:
-    """The nearest table or column to the name that an error speaks of."""
+    """Return the table or column nearest to the unknown name in an error."""
     tables = {row["table"] for row in schema()}
     columns = {row["column"] for row in schema()}
     unknown = re.search(
@@ -275,14 +281,14 @@ def _shown(sql: str) -> str:
 
 
 def schema() -> list[dict[str, str]]:
-    """Every table and view with its columns."""
+    """Return every column of every table and view."""
     tables = [*CONTENT, ingested, summary]
     rows = [{"table": t.name, "column": c.name, "type": c.type.python_type.__name__} for t in tables for c in t.c]
     return [*rows, *({**row, "table": "curves"} for row in rows if row["table"] == "epochs")]
 
 
 def sizes(store: Store) -> list[dict[str, Any]]:
-    """Rows of every table."""
+    """Return the number of rows of every table."""
     with store.read() as connection:
         return [
             {"table": t.name, "rows": connection.execute(select(func.count()).select_from(t)).scalar_one()}

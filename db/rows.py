@@ -1,4 +1,4 @@
-"""From the values of files to typed rows, and rows into tables in bulk."""
+"""From values of files to typed rows, and from rows into tables, in bulk."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Row = tuple[Any, ...]
 
 
 def canonical_json(value: Any) -> str:
-    """The same text for equal values: sorted keys, no spaces, null for what JSON has no number for."""
+    """Return the same text for equal values: sorted keys, no spaces, null for NaN and infinity."""
     return json.dumps(_finite(value), sort_keys=True, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 
 
-class _Field(NamedTuple):
-    """One column, as values get into it."""
+class _Converter(NamedTuple):
+    """How values get into one column."""
 
     name: str
     plain: type[Any]
-    """Values of this type go in as they are, but for the extremes."""
+    """Values of this type need no conversion, unless they are extreme."""
     convert: Callable[[Any], Any]
     nullable: bool
 
@@ -45,9 +45,9 @@ class _Field(NamedTuple):
         return converted
 
     def values(self, column: list[Any]) -> list[Any]:
-        """A whole column at the speed of the interpreter's loops where nothing needs converting."""
+        """Convert a whole column; where nothing needs conversion, checked by built-in functions instead of a loop."""
         if set(map(type, column)) == {self.plain}:
-            if self.plain is str and (text := "".join(column)).isascii() and "\0" not in text and self.convert is _text:
+            if self.plain is str and (text := "".join(column)).isascii() and "\0" not in text:
                 return column
             if self.plain is float and math.isfinite(sum(column)):
                 return column
@@ -57,45 +57,45 @@ class _Field(NamedTuple):
 
 
 def typed(table: Table, values: Mapping[str, Any]) -> Row:
-    """The row of a table from a mapping; what the table has no column for is left out, NaN and infinity become null.
+    """Return the row of a table; ignores values without a column, and turns NaN and infinity into null.
 
     Raises:
-        ValueError: a value is missing or of another type; the database would take it (SQLite) or stop the whole
-            transaction (PostgreSQL).
+        ValueError: a value is missing or of another type. SQLite would store it, PostgreSQL would end the transaction.
     """
-    return tuple(f.value(values.get(f.name)) for f in _fields(table))
+    return tuple(converter.value(values.get(converter.name)) for converter in _converters(table))
 
 
 def typed_all(table: Table, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Many rows of one table, as :func:`typed` and several times as fast.
+    """Return many rows of one table: as :func:`typed`, and several times as fast.
 
     Raises:
         ValueError: one of them has a value missing or of another type.
     """
-    columns = [f.values([row.get(f.name) for row in rows]) for f in _fields(table)]
+    columns = [converter.values([row.get(converter.name) for row in rows]) for converter in _converters(table)]
     return list(zip(*columns, strict=True))
 
 
 def run_rows(specs: Sequence[RunSpec]) -> list[Row]:
-    """The rows of runs in the table ``runs``.
+    """Return the rows of runs in the table ``runs``.
 
     Raises:
         ValueError: a value of one of them is missing or of another type.
     """
-    columns = zip(*map(_run_values(), specs), strict=True)
-    texts = (map(str, c) if f.name == "hardware" else c for f, c in zip(_fields(runs), columns, strict=True))
-    return list(zip(*(f.values(list(c)) for f, c in zip(_fields(runs), texts, strict=True)), strict=True))
+    columns = []
+    for converter, values in zip(_converters(runs), zip(*map(_run_values(), specs), strict=True), strict=True):
+        columns.append(converter.values(list(map(str, values) if converter.name == "hardware" else values)))
+    return list(zip(*columns, strict=True))
 
 
 @cache
 def _run_values() -> attrgetter[Row]:
-    """Reads a run's values in the table's order: of the spec itself, else of what it trains."""
+    """Return a function that reads a run's values in the table's order: fields of the spec, else of its ``train``."""
     own = {field.name for field in fields(RunSpec)}
     return attrgetter(*(c.name if c.name in own else f"train.{c.name}" for c in runs.columns))
 
 
 def upsert(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
-    """Insert rows, or overwrite those that are there. Straight to the driver: ten times the speed of mapped objects."""
+    """Insert rows, or overwrite those that exist; by the driver, at ten times the speed of SQLAlchemy's own insert."""
     if rows:
         connection.exec_driver_sql(_upsert_sql(table, connection.dialect.name), list(rows))
 
@@ -113,8 +113,8 @@ def _upsert_sql(table: Table, dialect: str) -> str:
 
 
 @cache
-def _fields(table: Table) -> list[_Field]:
-    return [_Field(c.name, *_CONVERTERS.get(type(c.type), (str, _text)), bool(c.nullable)) for c in table.columns]
+def _converters(table: Table) -> list[_Converter]:
+    return [_Converter(c.name, *_CONVERSIONS.get(type(c.type), (str, _text)), bool(c.nullable)) for c in table.columns]
 
 
 def _int(value: Any) -> int:
@@ -150,13 +150,13 @@ def _json_list(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Any text a database can hold: neither lone surrogates nor NUL."""
+    """Return the text as a database can hold it: PostgreSQL takes no NUL, and UTF-8 has no lone surrogates."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
     raise ValueError("not a text")
 
 
-_CONVERTERS: dict[type[Any], tuple[type[Any], Callable[[Any], Any]]] = {
+_CONVERSIONS: dict[type[Any], tuple[type[Any], Callable[[Any], Any]]] = {
     BigInteger: (int, _int),
     Double: (float, _float),
     Boolean: (bool, _bool),

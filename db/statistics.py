@@ -1,4 +1,4 @@
-"""Summaries over repetitions: what is said of a group of runs that differ in seed or repeat only."""
+"""Statistics of groups of runs that differ only in seed or repetition."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from workloads.contract import State, TrainConfig
 class Spread:
     """Median and range of a few values.
 
-    The range, not quartiles or a deviation: groups are two to ten runs, where quartiles interpolate between two of them
-    and a deviation suggests a shape that nobody has seen. It widens with ``n``, which therefore stands beside it.
+    The range rather than quartiles or a standard deviation: groups have two to ten runs, where quartiles interpolate
+    between two values and a deviation assumes a distribution. The range grows with ``n``, so ``n`` is shown with it.
     """
 
     median: float
@@ -25,7 +25,7 @@ class Spread:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Median and range of the values that were measured; None when none was."""
+    """Return median and range of the values that were measured; None when there are none."""
     found = [value for value in values if value is not None]
     if not found:
         return None
@@ -33,14 +33,14 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def group_rows(rows: Iterable[Mapping[str, Any]], by: Sequence[str], metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """One row a group, in the order of first appearance.
+    """Return one row per group, in the order of first appearance.
 
-    Each metric becomes ``METRIC`` (median), ``METRIC_min`` and ``METRIC_max``. ``n`` counts the runs behind them:
-    those that succeeded and did not diverge; ``failed`` and ``diverged`` count the others that ended.
+    Each metric becomes ``METRIC`` (median), ``METRIC_min`` and ``METRIC_max``. ``n`` counts the runs they come from:
+    those that succeeded and did not diverge. ``failed`` and ``diverged`` count the others that ended.
     """
     summaries = []
     for key, members in _groups(rows, by).items():
-        sound = list(filter(_is_sound, members))
+        sound = list(filter(_counts, members))
         summary: dict[str, Any] = dict(zip(by, key, strict=True))
         summary["n"] = len(sound)
         summary["failed"] = sum(is_failed(row) for row in members)
@@ -60,15 +60,15 @@ ORIGINS = {
     "code_digest": "",
     "packages_digest": "",
 }
-"""Columns of where and of what a result was made, which no setting tells; and the setting that goes with each."""
+"""Columns that say where a result comes from, each with the setting that determines it."""
 
 
 def differing_columns(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> list[str]:
-    """Columns in which runs behind the numbers of one group differ; seed and repetition are meant to.
+    """Return the columns in which runs of one group differ, besides seed and repetition.
 
-    Settings, and origins: the device that was found, the data, the code and the packages, where they are known.
+    Settings, and origins where they are known: the device, the data, the code and the packages.
     """
-    groups = _groups(filter(_is_sound, rows), by).values()
+    groups = _groups(filter(_counts, rows), by).values()
     names = [f.name for f in fields(TrainConfig) if f.name not in {"seed", "repeat", *by}]
     settings = [name for name in names if any(len({row.get(name) for row in group}) > 1 for group in groups)]
     origins = [
@@ -88,8 +88,8 @@ def _groups(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> dict[tuple[
     return groups
 
 
-def _is_sound(row: Mapping[str, Any]) -> bool:
-    """Whether a run's numbers count: it succeeded and did not diverge."""
+def _counts(row: Mapping[str, Any]) -> bool:
+    """Whether a run counts in statistics: it succeeded and did not diverge."""
     return row["measured_attempt"] is not None and not row["diverged"]
 
 

@@ -212,7 +212,7 @@ DAMAGED_RESULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "another attempt's": (_result(attempt=7), "attempt 7"),
     "a newer version's": (_result(spec_version=99), "spec_version 99 is not 1"),
     "unknown state": (_result(state="fine"), "'fine' is not a valid State"),
-    "still running": (_result(state="running"), "state 'running' is no end"),
+    "still running": (_result(state="running"), "state 'running' is not the end of an attempt"),
     "text for a number": (_result(test_accuracy="high"), "test_accuracy is 'high', not a number"),
     "true for a number": (_result(epochs_done=True), "epochs_done is True, not a whole number of 64 bits"),
     "huge number": (_result(num_parameters=2**70), "not a whole number of 64 bits"),
@@ -251,7 +251,7 @@ def test_a_damaged_result_is_named_left_out_and_taken_when_mended(kind: str, cam
         ("submission.json", '{"shape": "wide"}', "shape is 'wide', not a JSON object"),
         ("exit.json", "", "empty file"),
         ("exit.json", "{}", "None is not a valid State"),
-        ("exit.json", '{"state": "pending"}', "state 'pending' is no end"),
+        ("exit.json", '{"state": "pending"}', "state 'pending' is not the end of an attempt"),
         ("exit.json", '{"state": "failed", "reason": 3}', "reason is 3, not a text"),
     ],
 )
@@ -310,7 +310,7 @@ def test_attempts_without_a_spec_belong_to_no_run(campaign: Any, tmp_path: Path)
         assert collect(store, campaign.runs).problems == []
         campaign.send(run)
         (problem,) = collect(store, campaign.runs).problems
-        assert "missing, so nobody knows what its attempts are" in problem.what
+        assert "missing, so its attempts belong to no known run" in problem.what
 
 
 def test_a_copied_directory_does_not_take_a_token_away(campaign: Any, database: str) -> None:

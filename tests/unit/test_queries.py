@@ -91,8 +91,8 @@ def test_conditions_pick_runs(conditions: list[str], seeds: list[int], campaign:
         ("seed=1.5", "seed is a whole number, not '1.5'"),
         ("nesterov=maybe", "nesterov is true or false, not 'maybe'"),
         (f"seed<{2**63}", f"seed is a whole number of 64 bits, and {2**63} is larger"),
-        ("model=\udcff", "not a text in UTF-8\n  fix: write it in UTF-8"),
-        ("label~\udcff", "not a text in UTF-8\n  fix: write it in UTF-8"),
+        ("model=\udcff", "not valid UTF-8\n  fix: write it in UTF-8"),
+        ("label~\udcff", "not valid UTF-8\n  fix: write it in UTF-8"),
     ],
 )
 def test_a_condition_that_is_none_says_why(text: str, message: str, tmp_path: Any) -> None:
@@ -176,7 +176,7 @@ def test_a_parameter_too_many_is_refused_by_both_databases(reader: Any) -> None:
 
 
 def test_a_parameter_that_is_no_text_is_said(reader: Any) -> None:
-    with pytest.raises(InputError, match="-p m=\udcff: not a text in UTF-8\n  fix: write it in UTF-8"):
+    with pytest.raises(InputError, match="-p m=\udcff: not valid UTF-8\n  fix: write it in UTF-8"):
         run_sql(reader, "SELECT :m", {"m": "\udcff"})
 
 
@@ -214,7 +214,7 @@ def test_every_table_and_view_that_the_help_names_answers(reader: Any) -> None:
     "sql", ["DELETE FROM runs", "DROP TABLE runs", "UPDATE runs SET lr = 1", "CREATE TABLE t (a int)"]
 )
 def test_a_statement_that_writes_is_refused(sql: str, reader: Any) -> None:
-    with pytest.raises(QueryError, match=r"query only reads\n  fix: results are written by orchestrate collect only"):
+    with pytest.raises(QueryError, match=r"query only reads\n  fix: only orchestrate collect writes results"):
         run_sql(reader, sql, {})
     assert run_sql(reader, "SELECT count(*) FROM runs", {})[1] == [(2,)]
 
@@ -227,7 +227,7 @@ def test_a_statement_that_writes_is_refused(sql: str, reader: Any) -> None:
         ("SELECT * FROM zzzzzz", "orchestrate db info --columns lists tables and columns"),
         ("SELECT :lr", "no value for :lr\n  fix: -p lr=VALUE"),
         ("SELEC 1", "syntax error"),
-        ("SELECT '\udcff'", "SELECT '\udcff': not a text in UTF-8\n  fix: write it in UTF-8"),
+        ("SELECT '\udcff'", "SELECT '\udcff': not valid UTF-8\n  fix: write it in UTF-8"),
     ],
 )
 def test_a_mistake_in_sql_is_a_message_with_a_way_on(sql: str, message: str, reader: Any) -> None:
@@ -238,7 +238,7 @@ def test_a_mistake_in_sql_is_a_message_with_a_way_on(sql: str, message: str, rea
 
 @pytest.mark.parametrize(
     ("sql", "message"),
-    [("", "nothing was asked"), ("-- only this", "nothing was asked"), ("SELECT 1; SELECT 2", "one statement")],
+    [("", "the statement returns no rows"), ("-- only this", "the statement returns no rows"), ("SELECT 1; SELECT 2", "one statement")],
 )
 def test_sqlite_takes_exactly_one_statement(sql: str, message: str, campaign: Any, tmp_path: Any) -> None:
     database = str(tmp_path / "results.db")

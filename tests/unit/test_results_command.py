@@ -276,7 +276,7 @@ def test_query_says_that_standard_input_is_no_text(
     """Python reads other bytes in two ways, by the locale."""
     stream = io.TextIOWrapper(io.BytesIO(b"SELECT '\xff'"), encoding="utf-8", errors=errors)
     monkeypatch.setattr(sys, "stdin", stream)
-    assert _out(capsys, "query", "-", code=2)[1] == f"{where}: not a text in UTF-8\n  fix: write it in UTF-8\n"
+    assert _out(capsys, "query", "-", code=2)[1] == f"{where}: not valid UTF-8\n  fix: write it in UTF-8\n"
 
 
 @pytest.mark.parametrize("style", ["table", "markdown", "latex"])

@@ -240,8 +240,8 @@ def test_another_program_s_database_is_left_alone(table: str, read_only: bool, d
 def test_a_file_that_is_no_database_is_left_alone(content: bytes, database: str) -> None:
     Path(database).write_bytes(content)
     fix = (
-        f"name another file with --db; if it was orchestrate's, mv {database} {database}.damaged,"
-        " then orchestrate collect makes it anew from the runs folder"
+        f"name another file with --db; if it was orchestrate's: mv {database} {database}.damaged,"
+        " then orchestrate collect, which reads the runs folder again"
     )
     for read_only in (False, True):
         with pytest.raises(ForeignStoreError) as error:
@@ -385,14 +385,14 @@ def test_postgresql_without_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("mysql://server/lab", "'mysql' is not a database we know"),
+        ("mysql://server/lab", "'mysql' is not a supported database"),
         ("://", "'://' is not a database URL"),
-        ("postgresql://me:secret@a..b/lab", r"me:\*\*\*@a..b/lab: 'a..b' is no name of a host"),
+        ("postgresql://me:secret@a..b/lab", r"me:\*\*\*@a..b/lab: 'a..b' is not a valid host name"),
         ("postgresql:///lab?host=\udcff", r"'postgresql:///lab\?host=\\udcff' is not a database URL"),
     ],
 )
 def test_a_url_of_another_kind(url: str, message: str) -> None:
-    with pytest.raises(InputError, match=rf"{message}(.|\n)*fix: a file name, or postgresql://USER@HOST/DATABASE"):
+    with pytest.raises(InputError, match=rf"{message}(.|\n)*fix: give a file name, or postgresql://USER@HOST/DATABASE"):
         open_store(url)
 
 

@@ -144,7 +144,7 @@ def test_a_folder_where_nothing_can_be_locked_is_refused_at_once(refusal: str, t
     )
     assert done.returncode == 1
     assert (
-        f"{tmp_path}/results.db: files cannot be locked here, so a database is not safe\n  why: {refusal}"
+        f"{tmp_path}/results.db: files cannot be locked here, so a database would not be safe\n  why: {refusal}"
         in done.stderr
     )
     assert "fix: keep the database on a local disk: export ORCHESTRATE_DB=" in done.stderr
@@ -247,7 +247,7 @@ def test_results_in_a_folder_that_may_only_be_read(read_only_folder: Path) -> No
     """The table comes from the store as it is, and a note says that newer results are missing."""
     done = _orchestrate(read_only_folder, "results", "--select", "seed,test_accuracy", "--format", "csv")
     assert (done.returncode, done.stdout) == (0, "seed,test_accuracy\n0,0.9\n")
-    assert "the database may only be read, so newer results are not in it" in done.stderr
+    assert "the database is read-only, so newer results are not in it" in done.stderr
     done = _orchestrate(read_only_folder, "query", "SELECT count(*) AS n FROM runs", "--json")
     assert (done.returncode, done.stdout.split()) == (0, ["[", "{", '"n":', "1", "}", "]"])
 
@@ -255,11 +255,11 @@ def test_results_in_a_folder_that_may_only_be_read(read_only_folder: Path) -> No
 def test_collecting_into_a_folder_that_may_only_be_read(read_only_folder: Path) -> None:
     done = _orchestrate(read_only_folder, "collect")
     assert done.returncode == 1
-    assert "the database may only be read\n" in done.stderr and "fix: name another file with --db" in done.stderr
+    assert "the database is read-only\n" in done.stderr and "fix: name another file with --db" in done.stderr
     (read_only_folder / "runs").chmod(0o755)
     done = _orchestrate(read_only_folder, "collect", "--db", "new.db")
     assert done.returncode == 1
-    assert "no database can be made here\n  why: the folder may not be written" in done.stderr
+    assert "the database cannot be created here\n  why: no permission to write the folder" in done.stderr
 
 
 def test_a_database_that_may_not_be_read(campaign: Any, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_database_that_may_not_be_read(campaign: Any, tmp_path: Path) -> None:
     (tmp_path / "results.db").chmod(0)
     done = _orchestrate(tmp_path, "query", "SELECT 1")
     assert done.returncode == 1
-    assert "the database may not be read\n  why: no permission\n  fix: name another file" in done.stderr
+    assert "the database cannot be read\n  why: no permission\n  fix: name another file" in done.stderr
 
 
 def test_run_folders_that_may_not_be_read_are_named_and_the_rest_is_taken(campaign: Any, tmp_path: Path) -> None:
