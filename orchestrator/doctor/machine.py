@@ -22,7 +22,7 @@ from orchestrator.doctor.findings import Finding, Verdict, fail, note, ok
 from orchestrator.environment import interpreter
 from orchestrator.environment.interpreter import Packages
 from orchestrator.errors import OrchestrateError
-from orchestrator.planning import planner
+from orchestrator.planning import checks, planner
 from orchestrator.planning.plan import Plan
 from orchestrator.units import counted
 from orchestrator.workspace import Workspace
@@ -207,14 +207,14 @@ def _plan(
         from orchestrator.backends.local.machine import local_machine
 
         machine = local_machine()
-    return planner.make(workspace, spec, profile, machine, {}, [], packages)
+    return planner.make_plan(workspace, spec, profile, machine, {}, [], packages)
 
 
 def _data(workspace: Workspace, plan: Plan) -> Iterator[Finding]:
     for name in sorted({run.cell.train.dataset for run in plan.runs}):
         declaration = registry.find(registry.datasets(), name)
         assert declaration is not None, name
-        if unseen := planner.out_of_sight(declaration, workspace.data_root, local=plan.site is None):
+        if unseen := checks.unseen_reason(declaration, workspace.data_root, local=plan.cluster is None):
             yield note("data", f"{name}: {unseen}", "orchestrate doctor --probe looks from a node")
             continue
         problems = declaration.check(workspace.data_root, name)

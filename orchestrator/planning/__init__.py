@@ -1,1 +1,1 @@
-"""Cells + shapes + store -> plan: what is new, done or stale, its GPU-hours, and what stands against it."""
+"""What would run: state, shape, GPU-hours, checks and job scripts of an experiment on a target."""

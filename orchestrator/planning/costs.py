@@ -1,4 +1,4 @@
-"""What a plan would cost: GPU-hours from limits, and from measured history where there is some."""
+"""GPU-hours of a plan: from time limits, and from measured history where there is some."""
 
 from __future__ import annotations
 
@@ -7,67 +7,68 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import InputError
 from orchestrator.planning.plan import CellState, GpuHours, Plan, PlannedRun
+from orchestrator.units import counted
 from workloads.contract import Hardware, TrainConfig
 
 if TYPE_CHECKING:
     from db.queries import Duration
 
+_Key = tuple[str, str, str, Hardware, bool]
+"""Runs of one key take the same time a step or epoch: model, data set, strategy, hardware, whether steps count."""
+
 
 def gpu_hours(runs: Sequence[PlannedRun], durations: Sequence[Duration]) -> GpuHours:
-    """GPU-hours of what would be sent: limits as upper bound, measured history as expectation where there is any."""
+    """GPU-hours of runs to submit: time limits as the upper bound, measured history as the expectation."""
     high = sum(run.shape.gpu_hours_limit for run in runs)
-    history = _per_unit_times(durations)
-    known = [(run, times) for run in runs if (times := history.get(_history_key(run.cell.train)))]
     if not runs:
-        return GpuHours(0.0, 0.0, 0.0, "nothing to send")
+        return GpuHours(0.0, 0.0, 0.0, "nothing to submit")
+    history: dict[_Key, list[float]] = {}
+    for d in durations:
+        if d.total_time_s and (units := d.steps or d.epochs):
+            history.setdefault((d.model, d.dataset, d.strategy, d.hardware, bool(d.steps)), []).append(
+                d.total_time_s / units
+            )
+    known = [(run, times) for run in runs if (times := history.get(_key(run.cell.train)))]
     if not known:
-        return GpuHours(None, None, high, "no measured history yet: the limit is all that is known")
+        return GpuHours(None, None, high, "no measured history: only the time limit is known")
+    unknown_hours = sum(run.shape.gpu_hours_limit for run in runs if _key(run.cell.train) not in history)
 
     def total(pick: Callable[[Sequence[float]], float]) -> float:
         hours = sum(pick(times) * _units(run.cell.train) * run.shape.gpus / 3600 for run, times in known)
-        return hours + sum(run.shape.gpu_hours_limit for run in runs if _history_key(run.cell.train) not in history)
+        return hours + unknown_hours
 
-    basis = f"measured history for {len(known)} of {len(runs)} runs" + (
-        ", the limit for the others" if len(known) < len(runs) else ""
-    )
+    basis = f"measured history for {len(known)} of {len(runs)} runs"
+    if len(known) < len(runs):
+        basis += ", the limit for the others"
     return GpuHours(total(min), total(lambda times: sum(times) / len(times)), high, basis)
 
 
 def check_limit(plan: Plan, max_gpu_hours: float, *, stale: bool = False) -> None:
-    """Refuse a plan that may cost more, by time limit × GPUs of what would be sent and of what is under way of it.
+    """Reject a plan whose runs, to submit and under way, may use more GPU-hours: time limit × GPUs.
 
-    All or nothing: a part of a study is rarely what somebody wants who did not expect its cost. What is under way
-    counts, so that the same command given again, after an interruption or as room appears, has one limit for all.
+    All or nothing: who did not expect the cost of a study rarely wants a part of it. Runs under way count, so that
+    repeating a command, after an interruption or for the backlog, does not raise the limit.
 
     Raises:
-        InputError: it may; both numbers are named.
+        InputError: they may; the message has both numbers.
     """
     to_submit = plan.to_submit(stale=stale)
     under_way = [run for run in plan.runs if run.state is CellState.RUNNING]
-    sending, going_on = (sum(run.shape.gpu_hours_limit for run in runs) for runs in (to_submit, under_way))
-    if not to_submit or sending + going_on <= max_gpu_hours:
+    new, old = (sum(run.shape.gpu_hours_limit for run in runs) for runs in (to_submit, under_way))
+    if not to_submit or new + old <= max_gpu_hours:
         return
-    also = f", {going_on:,.1f} of {len(under_way)} that are under way" if under_way else ""
+    also = f", {old:,.1f} of {len(under_way)} under way" if under_way else ""
     raise InputError(
-        f"this may use {sending + going_on:,.1f} GPU-hours, and --max-gpu-hours is {max_gpu_hours:g}: nothing was sent",
-        why=f"time limit × GPUs: {sending:,.1f} of {len(to_submit)} runs to send{also}",
-        hint="shorten time_limit, leave cells out, or allow more",
+        f"the plan may use {new + old:,.1f} GPU-hours and --max-gpu-hours is {max_gpu_hours:g}: nothing was submitted",
+        why=f"time limit × GPUs: {new:,.1f} of {counted(len(to_submit), 'run')} to submit{also}",
+        hint="shorten time_limit, exclude cells, or raise --max-gpu-hours",
     )
 
 
-def _per_unit_times(durations: Sequence[Duration]) -> dict[tuple[str | Hardware, ...], list[float]]:
-    times: dict[tuple[str | Hardware, ...], list[float]] = {}
-    for d in durations:
-        units = d.steps if d.steps else d.epochs
-        if d.total_time_s and units:
-            key = (d.model, d.dataset, d.strategy, d.hardware, "steps" if d.steps else "epochs")
-            times.setdefault(key, []).append(d.total_time_s / units)
-    return times
-
-
-def _history_key(train: TrainConfig) -> tuple[str | Hardware, ...]:
-    return (train.model, train.dataset, train.strategy, train.hardware, "steps" if train.steps else "epochs")
+def _key(train: TrainConfig) -> _Key:
+    return train.model, train.dataset, train.strategy, train.hardware, bool(train.steps)
 
 
 def _units(train: TrainConfig) -> int:
+    """Steps of a run, else epochs."""
     return train.steps or train.epochs

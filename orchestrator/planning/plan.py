@@ -1,4 +1,4 @@
-"""What a plan is: runs with their actions and shapes, exclusions, costs, checks and scripts. Values only."""
+"""A plan: runs with their states and shapes, excluded cells, GPU-hours, checks and job scripts. Values only."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.backends.slurm.records import ClusterLimits, QueuePair
-from orchestrator.planning.matrix import Cell, Excluded
 from orchestrator.environment.snapshot import code_digest
+from orchestrator.planning.matrix import Cell, Excluded
 from workloads.contract import Expectation, ResourceShape, RunSpec
 
 
 class CellState(StrEnum):
-    """What the store says of a planned run; the word under ``state`` in ``plan --json``."""
+    """State of a planned run by the store; the value of ``state`` in ``plan --json``."""
 
     NEW = "new"
     DONE = "done"
     RUNNING = "running"
-    """Sent and not ended: submitting, pending or running."""
+    """Submitted and not ended: submitting, pending or running."""
     FAILED = "failed"
-    """Ended without a result; ``submit`` sends it again."""
+    """Ended without a result; ``submit`` submits it again."""
     STALE = "stale"
-    """Done, but code, packages or data changed since; ``submit --stale`` runs it again."""
+    """Done, but code, packages or data changed since; ``submit --stale`` reruns it."""
 
     @property
     def label(self) -> str:
-        """For people, who take a run that waits in a queue for none that is running."""
+        """For tables, where ``running`` would hide that a run may still be pending."""
         return "under way" if self is CellState.RUNNING else self.value
 
 
@@ -40,7 +40,7 @@ class PlannedRun:
     shape: ResourceShape
     state: CellState
     why: str = ""
-    """For every action but ``new``: what the store says, in words."""
+    """Reason of every state but ``new``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,43 +51,44 @@ class Script:
     shape: ResourceShape
     text: str
     queues: tuple[QueuePair, ...] = ()
-    """The queues that take such runs and can be said beside the script; the script's own is the first."""
+    """Queues that such runs may go to by arguments of ``sbatch``; the script's own is the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuHours:
-    """A range of GPU-hours for what would be sent. ``None``: no measured history to tell from."""
+    """GPU-hours of the runs to submit. None: there is no measured history."""
 
     low: float | None
     expected: float | None
     high: float
-    """Time limit × GPUs of every run to send."""
+    """Time limit × GPUs of every run to submit."""
     basis: str
-    """Where ``expected`` comes from, in words."""
+    """What ``expected`` is based on, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding made before anything is queued."""
+    """One finding before anything is submitted."""
 
     blocking: bool
-    """Whether ``submit`` refuses until it is mended."""
+    """Whether ``submit`` stops until it is fixed."""
     what: str
     fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What would run. ``digests`` name its sources."""
+    """What would run."""
 
     experiment: str
     target: str
     """``local`` or the cluster's name."""
     digests: dict[str, str]
+    """Of its sources: experiment, cluster, store, code, ..."""
     runs: list[PlannedRun]
     excluded: list[Excluded]
     merged: int
-    """Cells that were the same as another one."""
+    """Number of duplicate cells."""
     gpu_hours: GpuHours
     checks: list[Check]
     runs_folder: Path
@@ -95,28 +96,30 @@ class Plan:
     dataset_digests: dict[str, str]
     scripts: list[Script] = field(default_factory=list)
     cluster: ClusterLimits | None = None
-    """What submit must know of the cluster; None for this machine."""
+    """None for this machine."""
     packages: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Interpreter of jobs -> the measured packages it has, with versions; none where it could not be asked."""
+    """Interpreter of jobs -> versions of the measured packages; empty where it could not run here."""
     created_at: str = ""
     experiment_file: Path | None = None
     sets: tuple[str, ...] = ()
-    """What ``--set`` said beside it."""
+    """The ``--set`` texts."""
 
     def counts(self) -> Counter[CellState]:
-        """Runs by action."""
+        """Number of runs in each state."""
         return Counter(run.state for run in self.runs)
 
     def to_submit(self, *, stale: bool = False) -> list[PlannedRun]:
-        """What ``submit`` sends: all without a result that are not under way; the stale ones on request."""
+        """Runs that ``submit`` submits: new and failed ones; stale ones on request."""
         wanted = {CellState.NEW, CellState.FAILED} | ({CellState.STALE} if stale else set())
         return [run for run in self.runs if run.state in wanted]
 
     def spec(self, run: PlannedRun, snapshot: str = "", expect: Expectation | None = None) -> RunSpec:
-        """The content of a run's ``spec.json``, with the name of the code that is submitted.
+        """The content of a run's ``spec.json``.
 
         Args:
-            expect: of the run's shape, where it is at hand.
+            run: of this plan.
+            snapshot: name of the code that is submitted.
+            expect: the expectation of the run's shape, to share between runs.
         """
         return RunSpec(
             run_id=run.cell.run_id,
@@ -133,7 +136,7 @@ class Plan:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What ``plan --json`` prints: every run with every training field."""
+        """The output of ``plan --json``: every run with every training field."""
         return {
             "experiment": self.experiment,
             "target": self.target,

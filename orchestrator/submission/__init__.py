@@ -1,1 +1,1 @@
-"""A plan -> attempts in a queue: intent first, canaries, and again what ended too early."""
+"""Plan -> attempts: intents first, canaries before the rest, resubmission of what ended early."""

@@ -87,23 +87,23 @@ def test_what_is_out_of_date_proves_nothing_and_failed_runs_may_be_canaries() ->
     assert labels(canary.choose_canaries(plan(run(1, 0, CellState.STALE)), stale=True).to_submit) == ["1-0"]
 
 
-def test_a_limit_of_gpu_hours_counts_what_is_to_send_and_what_is_under_way() -> None:
+def test_a_limit_of_gpu_hours_counts_runs_to_submit_and_under_way() -> None:
     """2 h × 2 GPUs each; what is done counts no more."""
     runs = [run(2, 0), run(2, 1, CellState.FAILED), run(2, 2, CellState.RUNNING), run(2, 3, CellState.DONE)]
     costs.check_limit(plan(*runs), 12.0)
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError) as caught:
         costs.check_limit(plan(*runs), 11.9)
-    assert refused.value.what == "this may use 12.0 GPU-hours, and --max-gpu-hours is 11.9: nothing was sent"
-    assert refused.value.why == "time limit × GPUs: 8.0 of 2 runs to send, 4.0 of 1 that are under way"
-    assert refused.value.exit_code == 2 and "shorten time_limit" in refused.value.hint
+    assert caught.value.what == "the plan may use 12.0 GPU-hours and --max-gpu-hours is 11.9: nothing was submitted"
+    assert caught.value.why == "time limit × GPUs: 8.0 of 2 runs to submit, 4.0 of 1 under way"
+    assert caught.value.exit_code == 2 and "shorten time_limit" in caught.value.hint
     with pytest.raises(InputError):
         costs.check_limit(plan(*runs), float("nan"))
     costs.check_limit(plan(run(2, 2, CellState.RUNNING)), 0.0)
 
 
-def test_stale_runs_cost_when_they_are_sent() -> None:
+def test_stale_runs_cost_when_they_are_submitted() -> None:
     """With --stale only."""
     only_stale = plan(run(1, 0, CellState.STALE))
     costs.check_limit(only_stale, 0.0)
-    with pytest.raises(InputError, match=r"this may use 2\.0 GPU-hours"):
+    with pytest.raises(InputError, match=r"the plan may use 2\.0 GPU-hours"):
         costs.check_limit(only_stale, 0.0, stale=True)

@@ -1,4 +1,4 @@
-"""Where a model's training state will hardly fit: a note from the memory that a profile or this machine has."""
+"""Models whose training state is unlikely to fit: a note from the GPU memory of a profile or of this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def notes(tmp_path: Path, *sets: str, memory_gb: float = 0.0) -> dict[str, str]:
     """Label of each run with a note of it, and what the note says; on Sol, or on a machine with two such GPUs."""
     spec = experiment.parse(starter_studies.read("too-large"), "x", list(sets))
     gpus = tuple(Gpu(i, f"GPU-{i}", "NVIDIA H100", round(memory_gb * 1e9)) for i in range(2))
-    made = planner.make(
+    made = planner.make_plan(
         Workspace.at(runs=tmp_path / "runs"),
         spec,
         None if memory_gb else cluster_file.load("sol"),
@@ -30,16 +30,16 @@ def notes(tmp_path: Path, *sets: str, memory_gb: float = 0.0) -> dict[str, str]:
         Packages("python", None),
     )
     assert not any(check.blocking for check in made.checks if "fit" in check.what)
-    told = [check for check in made.checks if " will hardly fit: " in check.what]
+    told = [check for check in made.checks if " is unlikely to fit: " in check.what]
     assert all("fsdp" in check.fix and "pipeline" in check.fix and "ddp" not in check.fix.split() for check in told)
-    return dict(check.what.split(" will hardly fit: ") for check in told)
+    return dict(check.what.split(" is unlikely to fit: ") for check in told)
 
 
 def test_what_copies_the_model_is_told_and_what_divides_it_is_not(tmp_path: Path) -> None:
     found = notes(tmp_path)
     assert list(found) == ["wide_transformer/96GB-eager-gpu1-s0", "wide_transformer/96GB-ddp-gpu2-s0"]
     assert set(found.values()) == {
-        "weights, gradients and optimiser state take about 97 GB on each device, and one has 80"
+        "weights, gradients and optimizer state take about 97 GB on each device, and one has 80"
     }
 
 

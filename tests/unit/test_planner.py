@@ -16,16 +16,16 @@ import pytest
 
 from db.queries import Duration, RunRecord
 from orchestrator.backends.local.machine import Gpu, Machine
-from orchestrator.cli import planning
+from orchestrator.cli.verbs import plan as plan_verb
 from orchestrator.cluster import cluster_file
 from orchestrator.config import experiment
 from orchestrator.environment.interpreter import Packages
 from orchestrator.errors import InputError
 from orchestrator.planning import plan_file, planner
-from orchestrator.planning.plan import Action, Plan
+from orchestrator.planning.plan import CellState, Plan
 from orchestrator.workspace import Workspace
 from workloads import registry
-from workloads.contract import State
+from workloads.contract import Hardware, State
 from workloads.provenance.software import code_digest
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +80,7 @@ def _plan(
     data_root: Path | None = None,
 ) -> Plan:
     workspace = Workspace.at(runs=folder / "runs", database=str(folder / "results.db"), data_root=data_root)
-    return planner.make(
+    return planner.make_plan(
         workspace,
         experiment.parse(text, "experiment.toml"),
         profile,
@@ -143,33 +143,33 @@ def test_the_json_holds_every_training_field_of_every_run(tmp_path: Path, sol: c
 @pytest.mark.parametrize(
     ("changes", "action", "why"),
     [
-        ({}, Action.DONE, "attempt 1"),
-        ({"state": State.RUNNING}, Action.RUNNING, "attempt 1 is running"),
-        ({"state": State.PENDING}, Action.RUNNING, "attempt 1 is pending"),
-        ({"state": State.SUBMITTING}, Action.RUNNING, "attempt 1 is submitting"),
-        ({"state": State.PLANNED, "attempt": 0}, Action.NEW, ""),
-        ({"state": State.TIMEOUT, "attempt": 2}, Action.FAILED, "attempt 2 ended as timeout"),
-        ({"state": State.FAILED, "reason": "hang"}, Action.FAILED, "attempt 1 ended as failed: hang"),
-        ({"code_digest": "other"}, Action.STALE, "code changed since attempt 1"),
-        ({"packages_digest": "other"}, Action.STALE, "packages changed since attempt 1"),
-        ({"dataset_digest": "other"}, Action.STALE, "data set changed since attempt 1"),
-        ({"code_digest": "other", "dataset_digest": "x"}, Action.STALE, "code and data set changed since attempt 1"),
-        ({"code_digest": None}, Action.DONE, "attempt 1"),
-        ({"target": "sol"}, Action.DONE, "attempt 1 on sol"),
+        ({}, CellState.DONE, "attempt 1"),
+        ({"state": State.RUNNING}, CellState.RUNNING, "attempt 1 is running"),
+        ({"state": State.PENDING}, CellState.RUNNING, "attempt 1 is pending"),
+        ({"state": State.SUBMITTING}, CellState.RUNNING, "attempt 1 is submitting"),
+        ({"state": State.PLANNED, "attempt": 0}, CellState.NEW, ""),
+        ({"state": State.TIMEOUT, "attempt": 2}, CellState.FAILED, "attempt 2 ended as timeout"),
+        ({"state": State.FAILED, "reason": "hang"}, CellState.FAILED, "attempt 1 ended as failed: hang"),
+        ({"code_digest": "other"}, CellState.STALE, "code changed since attempt 1"),
+        ({"packages_digest": "other"}, CellState.STALE, "packages changed since attempt 1"),
+        ({"dataset_digest": "other"}, CellState.STALE, "data set changed since attempt 1"),
+        ({"code_digest": "other", "dataset_digest": "x"}, CellState.STALE, "code and data set changed since attempt 1"),
+        ({"code_digest": None}, CellState.DONE, "attempt 1"),
+        ({"target": "sol"}, CellState.DONE, "attempt 1 on sol"),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )
 def test_the_store_decides_what_is_to_be_done(
-    tmp_path: Path, changes: dict[str, Any], action: Action, why: str
+    tmp_path: Path, changes: dict[str, Any], action: CellState, why: str
 ) -> None:
     """Each state of the store, and each source that may have changed, gives its action with the reason in words."""
     first = _plan(tmp_path, TWO)
     plan = _plan(tmp_path, TWO, records=_record(first, 0, **changes))
-    assert (plan.runs[0].action, plan.runs[0].why) == (action, why)
-    assert plan.runs[1].action is Action.NEW
-    sent = {run.cell.run_id for run in plan.to_send()}
-    assert (plan.runs[0].cell.run_id in sent) == (action in {Action.NEW, Action.FAILED})
-    assert len(plan.to_send(stale=True)) == len(sent) + (action is Action.STALE)
+    assert (plan.runs[0].state, plan.runs[0].why) == (action, why)
+    assert plan.runs[1].state is CellState.NEW
+    sent = {run.cell.run_id for run in plan.to_submit()}
+    assert (plan.runs[0].cell.run_id in sent) == (action in {CellState.NEW, CellState.FAILED})
+    assert len(plan.to_submit(stale=True)) == len(sent) + (action is CellState.STALE)
 
 
 def test_what_another_machine_did_is_said(tmp_path: Path) -> None:
@@ -185,14 +185,14 @@ def test_what_another_machine_did_is_said(tmp_path: Path) -> None:
 def test_a_data_set_that_is_not_there_to_be_compared_is_no_proof_that_nothing_changed(tmp_path: Path) -> None:
     (record,) = _record(_plan(tmp_path, TWO), 0).values()
     assert record.dataset_digest
-    action, why = planner._action(record, "local", code_digest(), Packages("python3", EVERYTHING).digest, "")
-    assert action is Action.DONE and "whether its data set changed since is not known" in why
+    action, why = planner._cell_state(record, "local", code_digest(), Packages("python3", EVERYTHING).digest, "")
+    assert action is CellState.DONE and "whether it changed since is unknown" in why
 
 
 def test_history_gives_an_expectation_and_says_what_it_rests_on(tmp_path: Path) -> None:
     """Two measured seconds an epoch on one GPU: four epochs of two runs on two GPUs are 8 s x 2 x 2."""
     text = TWO.replace("cpu:2", "gpu:2")
-    durations = [Duration("cnn", "digits", "ddp", "gpu:2", 10, None, t) for t in (10.0, 30.0)]
+    durations = [Duration("cnn", "digits", "ddp", Hardware("gpu", 2), 10, None, t) for t in (10.0, 30.0)]
     plan = _plan(tmp_path, text, machine=_machine(gpus=2), durations=durations)
     hours = plan.gpu_hours
     assert hours.expected == pytest.approx(2 * 2 * (4 * 2.0) / 3600)
@@ -207,14 +207,14 @@ def test_what_waits_is_under_way_and_hours_of_gpus_are_those_of_gpus(
     """In the words for people; ``running`` stays what programs read."""
     plan = _plan(tmp_path, TWO)
     plan = _plan(tmp_path, TWO, records=_record(plan, 0, state="pending"))
-    assert planning.summary(plan) == "2 cells for local: 1 under way, 1 new; 1 to send"
-    planning._show(plan, every=True)
+    assert plan_verb.summary(plan) == "2 cells for local: 1 under way, 1 new; 1 to send"
+    plan_verb._show(plan, every=True)
     assert "under way" in capsys.readouterr().out
     assert plan.to_json()["runs"][0]["state"] == "running"
     sol = cluster_file.load("sol")
     plan = _plan(tmp_path, TWO.replace("cpu:2", "a100:2") + "time_limit = '50m'\n", profile=sol)
-    assert planning.summary(plan).startswith("2 cells for sol: 2 new; 2 to send, at most 3.3 GPU-hours (no measured")
-    planning._show(plan, every=True)
+    assert plan_verb.summary(plan).startswith("2 cells for sol: 2 new; 2 to send, at most 3.3 GPU-hours (no measured")
+    plan_verb._show(plan, every=True)
     assert " 3.33 " in capsys.readouterr().out
 
 
@@ -266,7 +266,9 @@ def test_a_data_set_that_no_run_has_read_yet_is_to_be_prepared_first(tmp_path: P
     ]
 
 
-def test_data_that_only_the_cluster_sees_is_not_judged_from_here(tmp_path: Path, sol: cluster_file.ClusterProfile) -> None:
+def test_data_that_only_the_cluster_sees_is_not_judged_from_here(
+    tmp_path: Path, sol: cluster_file.ClusterProfile
+) -> None:
     text = EIGHTEEN.replace("synthetic", "mnist")
     plan = _plan(tmp_path, text, profile=sol, data_root=tmp_path / "elsewhere")
     assert not any(check.blocking for check in plan.checks)
@@ -279,7 +281,7 @@ def test_a_site_that_takes_no_job_without_an_account_blocks_until_there_is_one(t
     plan = _plan(tmp_path, EIGHTEEN, profile=profile)
     assert [(c.what, c.fix) for c in plan.checks if c.blocking] == [
         (
-            "cluster perlmutter takes no job without an account",
+            "cluster perlmutter rejects jobs without an account",
             "orchestrate init --cluster --profile perlmutter writes cluster.toml; set account there",
         )
     ]
@@ -324,7 +326,7 @@ def _current(folder: Path, **changes: Any) -> Plan:
     workspace = Workspace.at(
         runs=folder / "runs", database=str(folder / "results.db"), experiment=folder / "experiment.toml"
     )
-    return planner.current(workspace, **({"local": True, "cluster": None} | changes))
+    return planner.current_plan(workspace, **({"local": True, "cluster": None} | changes))
 
 
 def test_a_plan_holds_until_one_of_its_sources_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

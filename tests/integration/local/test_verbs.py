@@ -78,7 +78,7 @@ def test_a_submit_without_its_data_set_is_refused_with_one_remedy(planned: Lab) 
     """Four files are missing, one command fetches them."""
     code, _, stderr = planned.run("submit", "--local", "--set", "dataset=mnist", "--data", str(planned.root))
     assert code == 2
-    assert stderr.startswith("4 of the plan's checks must be mended first")
+    assert stderr.startswith("4 plan checks failed; fix them first")
     assert stderr.count("orchestrate data prepare mnist") == 1
     assert not planned.runs.exists()
 

@@ -1,0 +1,95 @@
+"""Plan checks: what a person should know, or must fix, before anything is submitted."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.planning.matrix import Matrix
+from orchestrator.planning.plan import CellState, Check, PlannedRun
+from orchestrator.units import counted
+from workloads import registry
+
+if TYPE_CHECKING:
+    from db.queries import RunRecord
+    from orchestrator.cluster.cluster_file import ClusterProfile
+    from orchestrator.environment.interpreter import Packages
+    from workloads.registry import DatasetDeclaration
+
+
+def matrix_checks(expanded: Matrix, runs: Sequence[PlannedRun]) -> Iterator[Check]:
+    """Notes of the matrix, duplicate cells, and a plan without any run."""
+    for note in expanded.notes:
+        yield Check(False, note)
+    for label, duplicates in expanded.merged_labels.items():
+        yield Check(False, f"{label} is requested {duplicates + 1} times and runs once")
+    if not runs:
+        yield Check(False, "every cell is excluded, nothing can run", "see the rules of the excluded cells")
+
+
+def other_target_checks(runs: Sequence[PlannedRun], records: Mapping[str, RunRecord], target: str) -> Iterator[Check]:
+    """Runs that are done on other machines: ``gpu:1`` is the same run on any GPU."""
+    targets = (records[run.cell.run_id].target for run in runs if run.state is CellState.DONE)
+    done = Counter(other for other in targets if other and other != target)  # damaged files may not name theirs
+    if done:
+        yield Check(
+            False,
+            f"{counted(done.total(), 'run')} done on {', '.join(sorted(done))} and not measured again on {target}",
+            'to compare machines, name the kind in hardware ("a100:2"), or use a folder for each (--runs and --db)',
+        )
+
+
+def target_checks(profile: ClusterProfile | None, packages: Packages) -> Iterator[Check]:
+    """What is missing for the target: the account of a cluster, the packages of the jobs' interpreter."""
+    if profile is not None and profile.needs_account and not profile.account:
+        fix = f"orchestrate init --cluster --profile {profile.name} writes cluster.toml; set account there"
+        yield Check(True, f"cluster {profile.name} rejects jobs without an account", fix)
+    if packages.versions is None:
+        yield Check(False, f"packages of {packages.python} are unknown: it could not run here ({packages.problem})")
+
+
+def unseen_reason(declaration: DatasetDeclaration, root: Path | None, *, local: bool) -> str:
+    """Why this machine cannot check a data set, as when only a cluster's nodes mount its disk; empty when it can."""
+    if local or not declaration.needs_root or root is None or root.exists():
+        return ""
+    return f"{root} is not visible here, so it was not checked"
+
+
+def dataset_checks(
+    names: Iterable[str], root: Path | None, digest: Callable[[str], str], *, local: bool
+) -> Iterator[Check]:
+    """Whether data sets are where jobs look for them, and prepared.
+
+    Args:
+        names: of the data sets.
+        root: the data root.
+        digest: name to digest; empty where it is not known without reading the data.
+        local: whether the runs are for this machine.
+    """
+    for name in sorted(names):
+        declaration = registry.find(registry.datasets(), name)
+        assert declaration is not None, "the experiment file was checked"
+        if unseen := unseen_reason(declaration, root, local=local):
+            yield Check(False, f"data set {name}: {unseen}")
+            continue
+        problems = declaration.check(root, name)
+        for problem in problems:
+            yield Check(True, f"data set {name}: {problem.where}: {problem.what}", problem.fix)
+        if declaration.needs_root and not problems and not digest(name):
+            what = f"data set {name} is not prepared, so the first run prepares it while its devices wait"
+            yield Check(False, what, f"orchestrate data prepare {shlex.quote(name)}")
+
+
+def weights_checks(runs: Sequence[PlannedRun], root: Path | None, *, local: bool) -> Iterator[Check]:
+    """Whether pretrained weights are where jobs look for them."""
+    for name in sorted({run.cell.train.model for run in runs if run.cell.train.pretrained}):
+        weights = registry.models()[name].weights
+        assert weights is not None, "a rule excludes models without weights"
+        if root is not None and not root.exists() and not local:
+            yield Check(False, f"weights of {name}: {root} is not visible here, so it was not checked")
+            continue
+        for problem in weights.check(root, name):
+            yield Check(True, f"weights of {name}: {problem.where}: {problem.what}", problem.fix)
