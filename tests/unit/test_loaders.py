@@ -20,8 +20,8 @@ from workloads import loaders  # noqa: E402 (needs torch)
 from workloads.contract import Hardware, TrainConfig  # noqa: E402
 from workloads.datasets.shared.image_data import ImageData, Split  # noqa: E402
 from workloads.errors import DatasetError, InputError  # noqa: E402
-from workloads.loaders import gather, order  # noqa: E402
-from workloads.loaders.augment import Augmentation, Normaliser  # noqa: E402
+from workloads.loaders import gather, sample_order  # noqa: E402
+from workloads.loaders.augment import Augmentation, Normalizer  # noqa: E402
 from workloads.loaders.protocol import Batch, Loader, Shard  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -164,9 +164,9 @@ def test_augmentation_is_pad_crop_and_mirror() -> None:
     """Against torch's own pad, a slice and a flip, sample by sample; both happen, and mirrored ones too."""
     data = data_of(64)
     augmentation = Augmentation.of("crop_flip", image_size=16, seed=CONFIG.seed)
-    normalise = Normaliser.of(data.mean, data.std, device=CPU, dtype=torch.float32)
+    normalise = Normalizer.of(data.mean, data.std, device=CPU, dtype=torch.float32)
     padded = torch.nn.functional.pad(torch.from_numpy(data.train.images), (2, 2, 2, 2))
-    sequence = [int(n) for n in order.epoch_order(torch.arange(64), CONFIG.seed, 5)]
+    sequence = [int(n) for n in sample_order.epoch_order(torch.arange(64), CONFIG.seed, 5)]
     mirrorings = set()
     for sample, x in zip(sequence, torch.cat([batch.x for batch in make(data).train(5)]), strict=True):
         top, left, mirrored = augmentation.draw(5, sample)
@@ -248,10 +248,10 @@ def test_an_unknown_loader_is_refused_with_the_known_ones() -> None:
 
 
 def test_data_that_does_not_fit_the_device_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def placed(*_: object, **__: object) -> None:
+    def on_device(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
 
-    monkeypatch.setattr(gather, "placed", placed)
+    monkeypatch.setattr(gather, "on_device", on_device)
     with pytest.raises(DatasetError) as raised:
         make(numbered(), augment="none")
     assert "do not fit on the device" in str(raised.value)

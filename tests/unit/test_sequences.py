@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import experiment, matrix
+from orchestrator.config import experiment
+from orchestrator.planning import matrix
 from workloads import registry
 from workloads.contract import Hardware, TrainConfig
 from workloads.datasets import characters
@@ -45,23 +46,23 @@ def test_characters_are_what_their_shape_says() -> None:
 
 
 def test_a_character_outside_ascii_is_one_symbol() -> None:
-    assert list(characters.encoded("a\né\x00b")) == [66, 0, 96, 96, 67]
-    assert "".join(characters.SYMBOLS[n] for n in characters.encoded("a b~\n")) == "a b~\n"
+    assert list(characters.encode("a\né\x00b")) == [66, 0, 96, 96, 67]
+    assert "".join(characters.SYMBOLS[n] for n in characters.encode("a b~\n")) == "a b~\n"
 
 
-def test_a_python_without_the_text_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_the_text_is_a_problem_and_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a run and in it; and an edition that is too short."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     (problem,) = characters.DECLARATION.check(None, "characters")
-    assert (problem.where, problem.what) == ("pydoc_data.topics", "this Python comes without it")
+    assert (problem.where, problem.what) == ("pydoc_data.topics", "this Python lacks the module")
 
     def gone(_name: str) -> None:
         raise ImportError("No module named 'pydoc_data'")
 
     monkeypatch.setattr(importlib, "import_module", gone)
-    with pytest.raises(DatasetError, match="the text of the data set characters is not there") as caught:
+    with pytest.raises(DatasetError, match="this Python lacks the text of characters") as caught:
         load()
-    assert "install the whole standard library" in caught.value.text()
+    assert "install the whole standard library of Python" in caught.value.text()
     monkeypatch.setattr(importlib, "import_module", lambda _name: SimpleNamespace(topics={"a": "short"}))
     with pytest.raises(DatasetError, match="5 characters, 451500 needed"):
         load()

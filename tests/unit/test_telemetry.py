@@ -90,18 +90,18 @@ def test_means_over_the_training_and_everything_as_events(nvml: Any) -> None:
     """Evaluations are sampled, and do not count for utilisation and power; what is left over is written at the end."""
     log, phase = _Log(), ["train"]
     with Sampler(["GPU-one", "GPU-two"], lambda: phase[0], log.write) as sampler:
-        _until(lambda: sampler.figures().samples >= 3)
+        _until(lambda: sampler.usage().samples >= 3)
         phase[0] = "evaluate"
         nvml.GPUS["GPU-one"] |= {"gpu": 0, "mw": 50_000, "used": 9 << 30}
-        _until(lambda: sampler.figures().memory_used_bytes == 9 << 30)
-        figures = sampler.figures()
-    assert (figures.gpus, figures.utilization_pct, figures.power_w) == (2, 50.0, 300.5)
+        _until(lambda: sampler.usage().memory_used_bytes == 9 << 30)
+        usage = sampler.usage()
+    assert (usage.gpus, usage.utilization_pct, usage.power_w) == (2, 50.0, 300.5)
     # The counter of this NVML moves on by 500 J with each look.
-    assert figures.energy_j is not None and figures.energy_j > 0 and figures.energy_j % 1000 == 0
+    assert usage.energy_j is not None and usage.energy_j > 0 and usage.energy_j % 1000 == 0
     result = RunResult(run_id="r", attempt=1, state="succeeded")
-    figures.tell(result)
+    usage.fill(result)
     assert (result.telemetry, result.gpu_utilization_pct, result.gpu_power_w) == ("nvml", 50.0, 300.5)
-    assert (result.energy_j, result.gpu_memory_used_bytes) == (figures.energy_j, 9 << 30)
+    assert (result.energy_j, result.gpu_memory_used_bytes) == (usage.energy_j, 9 << 30)
     phases = [phase for event in log.events for phase in event["phase"]]
     assert set(phases) == {"train", "evaluate"} and len(phases) == sum(len(e["power_w"]) for e in log.events)
     assert log.events[0]["gpus"] == ["GPU-one", "GPU-two"]
@@ -112,10 +112,10 @@ def test_means_over_the_training_and_everything_as_events(nvml: Any) -> None:
 def test_what_a_slice_of_a_gpu_cannot_say_is_not_zero(nvml: Any) -> None:
     log = _Log()
     with Sampler(["GPU-one", "MIG-three"], lambda: "train", log.write) as sampler:
-        _until(lambda: sampler.figures().samples >= 2)
-        figures = sampler.figures()
-    assert figures == dataclasses.replace(
-        figures, problem="", utilization_pct=None, power_w=None, energy_j=None, memory_used_bytes=3 << 30
+        _until(lambda: sampler.usage().samples >= 2)
+        usage = sampler.usage()
+    assert usage == dataclasses.replace(
+        usage, problem="", utilization_pct=None, power_w=None, energy_j=None, memory_used_bytes=3 << 30
     )
     assert log.events[-1]["power_w"][0] == [200.0, None]
 
@@ -132,17 +132,17 @@ def test_without_nvml_the_result_says_why(nvml: Any, gpus: list[str], broken: bo
     nvml.broken = broken
     log = _Log()
     with Sampler(gpus, lambda: "train", log.write) as sampler:
-        figures = sampler.figures()
-    assert figures == GpuUsage(problem=why) and not log.events
+        usage = sampler.usage()
+    assert usage == GpuUsage(problem=why) and not log.events
     result = RunResult(run_id="r", attempt=1, state="succeeded")
-    combine_nodes([figures]).tell(result)
+    combine_nodes([usage]).fill(result)
     assert (result.telemetry, result.energy_j) == (why, None)
 
 
 def test_without_the_package_the_result_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with Sampler(["GPU-one"], lambda: "train", _Log().write) as sampler:
-        assert sampler.figures().problem == "the package nvidia-ml-py is not installed"
+        assert sampler.usage().problem == "the package nvidia-ml-py is not installed"
 
 
 def test_figures_of_nodes_and_attempts_add_up() -> None:
@@ -185,8 +185,8 @@ def test_one_rank_of_a_node_asks_for_all_of_its_gpus() -> None:
 
 
 def test_results_show_the_columns(campaign: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    figures = {"telemetry": "nvml", "gpu_utilization_pct": 97.5, "gpu_power_w": 640.25, "energy_j": 1.5e6}
-    campaign.done(seed=0, result=figures | {"gpu_memory_used_bytes": 3 << 30, "compile_s": 4.5})
+    usage = {"telemetry": "nvml", "gpu_utilization_pct": 97.5, "gpu_power_w": 640.25, "energy_j": 1.5e6}
+    campaign.done(seed=0, result=usage | {"gpu_memory_used_bytes": 3 << 30, "compile_s": 4.5})
     monkeypatch.chdir(tmp_path)
     assert run(["collect"]) == 0
     capsys.readouterr()

@@ -16,8 +16,8 @@ import tensorflow as tf
 from workloads.contract import TrainConfig
 from workloads.datasets.shared.image_data import ImageData
 from workloads.loaders.augment import Augmentation
-from workloads.loaders.order import epoch_order, subset, training_parts
 from workloads.loaders.protocol import Shard
+from workloads.loaders.sample_order import SamplePlan, epoch_order
 
 AHEAD = 2
 """Batches that are gathered before they are wanted."""
@@ -34,35 +34,30 @@ class TfBatch:
     num_global: int
 
 
-class TfLoader:
+class TfLoader(SamplePlan):
     """Training and test images of a run."""
 
     def __init__(self, data: ImageData, config: TrainConfig) -> None:
-        chosen = subset(data.train.labels, config.train_fraction, config.seed)
-        self.num_train, self.num_test = len(chosen), len(data.test)
-        self._seed = config.seed
-        self._parts = training_parts(self.num_train, config.batch_size, drop_last=config.drop_last, shard=Shard(0, 1))
-        self.steps_per_epoch = len(self._parts)
-        self._indices = chosen
+        super().__init__(data.train.labels, len(data.test), config, Shard(0, 1))
         self._augmentation = Augmentation.of(config.augment, image_size=data.size, seed=config.seed)
         with tf.device("/CPU:0"):
-            images = data.train.images if self.num_train == len(data.train) else data.train.images[chosen]
-            self._labels = tf.constant(data.train.labels[chosen])
+            images = data.train.images if self.num_train == len(data.train) else data.train.images[self._chosen]
+            self._labels = tf.constant(data.train.labels[self._chosen])
             self._order, *self._crops = (
                 tf.Variable(tf.zeros(self.num_train, tf.int64), trainable=False) for _ in range(4)
             )
-            self._training = self._dataset([(p.start, p.num_global) for p in self._parts], self._take(images))
+            self._training = self._dataset([(p.start, p.num_global) for p in self._training_parts], self._take(images))
             self._test = self._test_dataset(data, config.batch_size)
 
     def train(self, epoch: int) -> Iterator[TfBatch]:
         """The batches of an epoch (0-based)."""
-        order = epoch_order(self._indices, self._seed, epoch)
+        order = epoch_order(self._chosen, self._seed, epoch)
         self._order.assign(order)
         if not self._augmentation.is_identity:
-            drawn = self._augmentation.draw_many(epoch, self._indices[order])
+            drawn = self._augmentation.draw_many(epoch, self._chosen[order])
             for variable, values in zip(self._crops, drawn, strict=True):
                 variable.assign(values)
-        for part, (pixels, labels) in zip(self._parts, self._training, strict=True):
+        for part, (pixels, labels) in zip(self._training_parts, self._training, strict=True):
             yield TfBatch(pixels, labels, part.num_global)
 
     def test(self) -> Iterator[TfBatch]:

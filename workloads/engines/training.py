@@ -123,7 +123,7 @@ class Training:
         self._prepare_steps = prepare
         self._gpus = gpus
         self._sampler: telemetry.Sampler | None = None
-        self._earlier_figures: telemetry.GpuUsage | None = None
+        self._earlier_usage: telemetry.GpuUsage | None = None
         self._config: TrainConfig = job.spec.train
         self._backend = backend
         self._steps = self._config.steps or self._config.epochs * backend.steps_per_epoch
@@ -153,7 +153,7 @@ class Training:
                 every = self._job.spec.execution.checkpoint_every
                 if every and (last or self._epoch % every == 0):
                     self._save()
-            self._figures().tell(self._job.result)
+            self._gpu_usage().fill(self._job.result)
         if self._job.result.test_accuracy is None:
             self._evaluate()  # an earlier attempt was ended between its last checkpoint and its result
         self._summarise()
@@ -172,10 +172,10 @@ class Training:
         distinct = dict.fromkeys(uuid for _, own in here for uuid in own)
         return telemetry.Sampler(list(distinct), lambda: job.pulse.phase, job.events.write)
 
-    def _figures(self) -> telemetry.GpuUsage:
+    def _gpu_usage(self) -> telemetry.GpuUsage:
         """Of all nodes and attempts so far."""
-        nodes = self._backend.gather(self._sampler.figures() if self._sampler else None)
-        return telemetry.combine_attempts(self._earlier_figures, telemetry.combine_nodes([n for n in nodes if n]))
+        nodes = self._backend.gather(self._sampler.usage() if self._sampler else None)
+        return telemetry.combine_attempts(self._earlier_usage, telemetry.combine_nodes([n for n in nodes if n]))
 
     def _prepare(self) -> None:
         """Compile and record before anything is measured."""
@@ -323,7 +323,7 @@ class Training:
 
     def _save(self) -> None:
         state = self._backend.state_dict()
-        figures = self._figures()
+        usage = self._gpu_usage()
         if self._job.world.rank != 0:
             return
         result = self._job.result
@@ -332,7 +332,7 @@ class Training:
             "step": self._step,
             "epoch_times_s": self._epoch_times_s,
             "total_time_s": self._earlier_s + timing.process_age_s(),
-            "telemetry": dataclasses.asdict(figures),
+            "telemetry": dataclasses.asdict(usage),
             # Not carried: whoever goes on needs it before there is a strategy, and has noted it by then.
             "balance_applied": result.balance_applied,
             **{name: getattr(result, name) for name in _CARRIED},
@@ -360,7 +360,7 @@ class Training:
         self._epoch_times_s = progress["epoch_times_s"]
         self._earlier_s = progress["total_time_s"]
         before = progress.get("telemetry", {"problem": "an earlier attempt did not ask"})
-        self._earlier_figures = telemetry.GpuUsage(**before)
+        self._earlier_usage = telemetry.GpuUsage(**before)
         result = self._job.result
         for name in _CARRIED:
             setattr(result, name, progress[name])

@@ -1,7 +1,7 @@
-"""The way from a data set to the batches of a rank, as engines see it. The loaders themselves import torch.
+"""From a data set to the batches of a rank. Only the loaders' own modules import torch.
 
-``resident`` keeps uint8 images on the device and augments there, so that a strategy is compared and not a JPEG decoder;
-``dataloader`` is torch's DataLoader with Pillow, as most published code has it. Both give the same samples in the same
+``resident`` keeps uint8 images on the device and augments there, so that runs compare strategies and not JPEG decoders;
+``dataloader`` is torch's DataLoader with Pillow, as in most published code. Both give the same samples in the same
 order with the same augmentation, which depend on seed, epoch and sample only, never on rank, world size or worker.
 """
 
@@ -29,19 +29,19 @@ def make(
     dtype: torch.dtype,
     shard: Shard,
 ) -> Loader:
-    """The loader that ``config.loader`` names, for one rank.
+    """Create the loader that ``config.loader`` names, for one rank.
 
     Args:
         data: from the data set's ``load``.
         config: reads ``batch_size``, ``seed``, ``train_fraction``, ``drop_last``, ``augment``, ``channels_last`` and
             ``workers``.
-        image_size: pixels a side of ``Batch.x``; means nothing for sequences.
-        device: where batches are wanted.
-        dtype: of ``Batch.x``, where that is images.
-        shard: which part of each batch.
+        image_size: pixels per side of ``Batch.x``; ignored for sequences.
+        device: of the batches.
+        dtype: of the images in ``Batch.x``.
+        shard: the rank's part of each batch.
 
     Raises:
-        DatasetError: nothing to train on, or the data does not fit on the device.
+        DatasetError: no step is left to train, or the data does not fit on the device.
         InputError: no such loader for such data.
     """
     if isinstance(data, SequenceData):

@@ -1,13 +1,11 @@
-"""Random augmentation that depends on (seed, epoch, sample) only: equal for any world size, loader, worker and resume.
-Used by the loaders only.
-"""
+"""Random augmentation, a function of (seed, epoch, sample) only: equal for any world size, loader and resume."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from workloads.loaders.order import Integers, Stream, hash_of, hashes_of, stream_key
+from workloads.loaders.sample_order import Integers, Stream, hash_of, hashes_of, stream_key
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 _Bits = TypeVar("_Bits", int, "torch.Tensor", "NDArray[np.int64]")
 
 PADDING_DIVISOR = 8
-"""``crop_flip`` pads each side by an eighth of the image: 4 pixels at 32, as everybody does for CIFAR."""
+"""``crop_flip`` pads each side by an eighth of the image: 4 pixels at 32, as He et al. (2015) do for CIFAR-10."""
 _OFFSET_BITS = 20
 """Bits of the hash for each crop offset; the bias against the last offset is below 1e-4 up to 100 offsets."""
 
@@ -34,13 +32,13 @@ class Augmentation:
 
     @classmethod
     def of(cls, augment: str, *, image_size: int, seed: int) -> Self:
-        """From the configuration's word and the pixels a side of a stored image."""
+        """Interpret ``TrainConfig.augment`` for stored images of ``image_size`` pixels per side."""
         padding = image_size // PADDING_DIVISOR if augment == "crop_flip" else 0
         return cls(padding, flips=augment in {"flip", "crop_flip"}, seed=seed)
 
     @property
     def offsets(self) -> int:
-        """Places that a crop's corner can have along one axis."""
+        """Number of crop positions along one axis."""
         return 2 * self.padding + 1
 
     @property
@@ -48,19 +46,19 @@ class Augmentation:
         return not self.flips and not self.padding
 
     def draw(self, epoch: int, index: int) -> tuple[int, int, bool]:
-        """Top and left of the crop in the padded image, and whether the crop is mirrored, for one sample."""
+        """Return top and left of the crop in the padded image, and whether it is mirrored, for one sample."""
         bits = hash_of(stream_key(Stream.AUGMENT, self.seed, epoch), index)
-        top, left = (self._offset(bits >> shift) for shift in (1, 1 + _OFFSET_BITS))
-        return top, left, self.flips and bool(bits & 1)
+        return *self._corner(bits), self.flips and bool(bits & 1)
 
     def draw_many(self, epoch: int, indices: Integers) -> tuple[Integers, Integers, Integers]:
         """:meth:`draw` for many samples, as int64 on the device of ``indices``."""
         bits = hashes_of(stream_key(Stream.AUGMENT, self.seed, epoch), indices)
-        top, left = (self._offset(bits >> shift) for shift in (1, 1 + _OFFSET_BITS))
-        return top, left, bits & int(self.flips)
+        return *self._corner(bits), bits & int(self.flips)
 
-    def _offset(self, bits: _Bits) -> _Bits:
-        return ((bits & ((1 << _OFFSET_BITS) - 1)) * self.offsets) >> _OFFSET_BITS
+    def _corner(self, bits: _Bits) -> tuple[_Bits, _Bits]:
+        mask = (1 << _OFFSET_BITS) - 1
+        top, left = (((bits >> shift & mask) * self.offsets) >> _OFFSET_BITS for shift in (1, 1 + _OFFSET_BITS))
+        return top, left
 
     def apply(self, picture: Image.Image, epoch: int, index: int) -> Image.Image:
         """Augment one picture with Pillow."""
@@ -75,8 +73,8 @@ class Augmentation:
 
 
 @dataclass(frozen=True, slots=True)
-class Normaliser:
-    """uint8 pixels to what a model is fed: mean 0, deviation 1 over the training images."""
+class Normalizer:
+    """Convert uint8 pixels to the model's input: mean 0 and deviation 1 over the training images."""
 
     scale: torch.Tensor
     """(channels, 1, 1)"""
@@ -94,6 +92,6 @@ class Normaliser:
         if pixels.is_cuda:
             import torch
 
-            return torch.addcmul(self.shift, pixels, self.scale)  # converts inside its one kernel
-        # On CPU mixed types cost eight times what converting first does.
+            return torch.addcmul(self.shift, pixels, self.scale)  # one kernel, which converts too
+        # On a CPU addcmul of mixed types takes eight times as long as converting first.
         return pixels.to(self.scale.dtype).mul_(self.scale).add_(self.shift)

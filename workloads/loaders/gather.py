@@ -1,7 +1,7 @@
-"""How the resident loader picks and augments a batch of uint8 images: three ways with equal results.
+"""Selection and augmentation of a batch of resident uint8 images: three implementations with equal results.
 
-``positions`` are places in what was stored; ``indices`` are the samples' numbers in the whole data set, on which their
-augmentation depends. Both are in the order of the epoch.
+``positions`` index the stored images; ``indices`` are the numbers of the samples in the whole data set, which decide
+their augmentation. Both are in the order of the epoch.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CHUNK = 2048
-"""Images moved to the device at once, which bounds the memory that moving needs on top."""
+"""Images copied to the device at once, which bounds the additional host memory."""
 
 
 class Gatherer(Protocol):
     """Holds the training images of one rank."""
 
     def begin(self, epoch: int, positions: torch.Tensor, indices: torch.Tensor) -> None:
-        """Fix an epoch's order and draw its augmentation."""
+        """Set the order of an epoch and draw its augmentation."""
         ...
 
     def take(self, rows: slice) -> torch.Tensor:
-        """The augmented images (batch, channels, height, width) at these rows of the order."""
+        """Return the augmented images (batch, channels, height, width) at these rows of the order."""
         ...
 
 
-def gatherer(
+def make_gatherer(
     images: NDArray[np.uint8], augmentation: Augmentation, device: torch.device, *, channels_last: bool
 ) -> Gatherer:
-    """The fastest way on this device. May raise torch.OutOfMemoryError."""
+    """Return the fastest implementation on this device. May raise torch.OutOfMemoryError."""
     if augmentation.is_identity:
         return Plain(images, device)
     if device.type == "cpu":
@@ -43,8 +43,8 @@ def gatherer(
     return CropByTable(images, augmentation, device, channels_last=channels_last)
 
 
-def placed(images: NDArray[np.uint8], device: torch.device, *, margin: int = 0) -> torch.Tensor:
-    """Images on the device, with ``margin`` black rows and columns below and to the right of each."""
+def on_device(images: NDArray[np.uint8], device: torch.device, *, margin: int = 0) -> torch.Tensor:
+    """Copy images to the device, with ``margin`` black rows and columns below and to the right of each."""
     count, channels, height, width = images.shape
     stored = torch.zeros(count, channels, height + margin, width + margin, dtype=torch.uint8, device=device)
     for start in range(0, count, CHUNK):
@@ -57,7 +57,7 @@ class Plain:
     """No augmentation."""
 
     def __init__(self, images: NDArray[np.uint8], device: torch.device) -> None:
-        self._images = placed(images, device)
+        self._images = on_device(images, device)
 
     def begin(self, epoch: int, positions: torch.Tensor, indices: torch.Tensor) -> None:  # noqa: ARG002 (nothing random)
         self._positions = positions
@@ -67,19 +67,19 @@ class Plain:
 
 
 class CropByTable:
-    """Three kernels a batch: the columns of its crops, where each pixel is, the pixels.
+    """Three kernels per batch: the columns of its crops, the address of each pixel, the pixels.
 
-    A pixel's place in memory is that of its row in its image plus that of its column in its channel, both from tables
-    for each offset of a crop. The black border is one extra row and column that out-of-range pixels point to, so images
-    grow by 1/side, not by a quarter. Indexing by image, channel, row and column at once looks like less, but torch 2.11
-    copies each of the four indices first.
+    A pixel's address is that of its row in its image plus that of its column in its channel, both from tables for each
+    offset of a crop. The black border is one extra row and column that out-of-range pixels refer to, so images grow by
+    1/side, not by a quarter. One index by image, channel, row and column is shorter code, but torch (seen in 2.11)
+    copies each of the four index tensors first.
     """
 
     def __init__(
         self, images: NDArray[np.uint8], augmentation: Augmentation, device: torch.device, *, channels_last: bool
     ) -> None:
         side = images.shape[-1]
-        stored = placed(images, device, margin=1)
+        stored = on_device(images, device, margin=1)
         self._pixels = stored.view(-1)
         self._image, channel, row, _ = stored.stride()
         self._augmentation = augmentation
@@ -90,25 +90,25 @@ class CropByTable:
         self._rows = sources * row
         columns = torch.cat([sources, sources.flip(1)])
         channels = torch.arange(images.shape[1], device=device) * channel
-        # The order of the places is that of memory: no kernel just to turn the layout.
+        # Addresses in memory order, so that no kernel only changes the layout.
         self._columns = (
             columns[:, :, None] + channels if channels_last else columns[:, None, :] + channels[None, :, None]
         )
 
     def begin(self, epoch: int, positions: torch.Tensor, indices: torch.Tensor) -> None:
         tops, lefts, mirrored = self._augmentation.draw_many(epoch, indices)
-        self._row_places = self._rows[tops] + positions[:, None] * self._image
+        self._row_addresses = self._rows[tops] + positions[:, None] * self._image
         self._lefts = lefts + mirrored * self._augmentation.offsets
 
     def take(self, rows: slice) -> torch.Tensor:
-        row, column = self._row_places[rows], self._columns[self._lefts[rows]]
+        row, column = self._row_addresses[rows], self._columns[self._lefts[rows]]
         if self._channels_last:
             return self._pixels[row[:, :, None, None] + column[:, None]].permute(0, 3, 1, 2)
         return self._pixels[row[:, None, :, None] + column[:, :, None, :]]
 
 
 class CropByCopy:
-    """numpy copies whole rows of a view of all crops: on a CPU core ten times as fast as indexing every pixel."""
+    """numpy copies whole rows out of a view of all crops; on a CPU core ten times as fast as indexing every pixel."""
 
     def __init__(self, images: NDArray[np.uint8], augmentation: Augmentation) -> None:
         import numpy as np

@@ -1,4 +1,4 @@
-"""What a loader is to an engine: its rank's share, its batches, and how its worker processes fail."""
+"""Interface between loaders and engines: shards, batches, errors of worker processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One data-parallel rank's share of every batch. ``Shard(0, 1)`` sees everything."""
+    """One data-parallel rank's share of every batch. ``Shard(0, 1)`` gets all of it."""
 
     index: int
     count: int
 
     def part(self, n: int) -> slice:
-        """This rank's consecutive part of ``n`` samples; sizes differ by at most one, the larger parts come first."""
+        """Return this rank's consecutive part of ``n`` samples; part sizes differ by at most one, larger ones first."""
         base, odd = divmod(n, self.count)
         start = self.index * base + min(self.index, odd)
         return slice(start, start + base + (self.index < odd))
@@ -35,8 +35,8 @@ class Batch:
     y: torch.Tensor
     """(samples,) or (samples, positions), int64, on the device."""
     num_local: int
-    """Samples of ``x`` that count. 0 when this rank has none of this batch: then ``x`` holds one stand-in sample, whose
-    weight must be 0, so that every rank still takes part in every collective call."""
+    """Samples of ``x`` that count. 0 when this rank has none of this batch: ``x`` then holds one sample of weight 0, so
+    that every rank takes part in every collective call."""
     num_global: int
     """Samples of the batch over all ranks."""
 
@@ -48,21 +48,22 @@ class WorkerError(JobError):
 
 
 def worker_error(error: RuntimeError) -> WorkerError | None:
-    """What torch's RuntimeError about a dead worker means; None for any other.
+    """Translate torch's RuntimeError about a dead worker; None for any other error.
 
-    torch raises it from a signal handler, so it may surface anywhere in the training process, not only in a loader.
+    torch raises it in its SIGCHLD handler (torch/utils/data/_utils/signal_handling.py), so it may appear anywhere in
+    the training process.
     """
     if "DataLoader worker" not in str(error):
         return None
     return WorkerError(
         "a worker process of the dataloader died",
         why=str(error).strip(),
-        hint="most often the host's memory ran out: raise mem, or lower workers or batch_size",
+        hint="the usual reason is that the host ran out of memory: raise mem, or lower workers or batch_size",
     )
 
 
 class Loader(Protocol):
-    """Batches of one rank. Every rank yields the same number of them, and every sample comes exactly once."""
+    """Batches of one rank. Every rank yields the same number of batches, and each sample occurs exactly once."""
 
     num_train: int
     """Training samples over all ranks, after ``train_fraction``; ``drop_last`` leaves some of them out of an epoch."""
@@ -70,13 +71,13 @@ class Loader(Protocol):
     steps_per_epoch: int
 
     def train(self, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch (0-based), in the order that (seed, epoch) gives."""
+        """Yield the batches of an epoch (0-based) in the order that (seed, epoch) decides."""
         ...
 
     def test(self) -> Iterator[Batch]:
-        """The test samples in stored order, split over ranks into consecutive parts."""
+        """Yield the test samples in stored order, split over ranks into consecutive parts."""
         ...
 
     def close(self) -> None:
-        """End worker processes and let go of device memory."""
+        """End worker processes and free device memory."""
         ...

@@ -1,7 +1,7 @@
-"""``resident``: uint8 images stay on the device and are augmented, normalised and resized there, a batch at a time.
+"""``resident``: uint8 images stay on the device, which augments, normalizes and resizes one batch at a time.
 
-An epoch's order, labels and augmentation are computed on the device when it starts, so a step adds few kernels (two to
-four, and one or two more for a resize) and never waits for the device.
+The device computes the order, labels and augmentation of an epoch when the epoch starts. A step then adds two to four
+kernels, and one or two more for a resize, and never waits for the device.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from workloads.contract import TrainConfig
 from workloads.datasets.shared.image_data import ImageData
 from workloads.errors import DatasetError
-from workloads.loaders.augment import Augmentation, Normaliser
-from workloads.loaders.gather import Gatherer, gatherer, placed
-from workloads.loaders.order import epoch_order, evaluation_parts, subset, training_parts
+from workloads.loaders.augment import Augmentation, Normalizer
+from workloads.loaders.gather import Gatherer, make_gatherer, on_device
 from workloads.loaders.protocol import Batch, Shard
+from workloads.loaders.sample_order import SamplePlan, epoch_order
 
 
-class ResidentLoader:
+class ResidentLoader(SamplePlan):
     """See :class:`workloads.loaders.protocol.Loader`."""
 
     def __init__(
@@ -32,26 +32,19 @@ class ResidentLoader:
         dtype: torch.dtype,
         shard: Shard,
     ) -> None:
-        self._seed = config.seed
+        super().__init__(data.train.labels, len(data.test), config, shard)
         self._image_size = image_size
         self._memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
-        self._normalise = Normaliser.of(data.mean, data.std, device=device, dtype=dtype)
-        chosen = subset(data.train.labels, config.train_fraction, config.seed)
-        self.num_train, self.num_test = len(chosen), len(data.test)
-        self._training_parts = training_parts(
-            self.num_train, config.batch_size, drop_last=config.drop_last, shard=shard
-        )
-        self._evaluation_parts = evaluation_parts(self.num_test, config.batch_size, shard)
-        self.steps_per_epoch = len(self._training_parts)
+        self._normalize = Normalizer.of(data.mean, data.std, device=device, dtype=dtype)
         augmentation = Augmentation.of(config.augment, image_size=data.size, seed=config.seed)
-        train_images = data.train.images if self.num_train == len(data.train) else data.train.images[chosen]
+        train_images = data.train.images if self.num_train == len(data.train) else data.train.images[self._chosen]
         self._own_test = shard.part(self.num_test)
-        test = (
-            slice(self._own_test.start, self._own_test.stop) if self._own_test.start < self._own_test.stop else slice(1)
-        )
+        test = self._own_test if self._own_test.start < self._own_test.stop else slice(1)
         try:
-            self._train: Gatherer = gatherer(train_images, augmentation, device, channels_last=config.channels_last)
-            self._test_images = placed(data.test.images[test], device)
+            self._train: Gatherer = make_gatherer(
+                train_images, augmentation, device, channels_last=config.channels_last
+            )
+            self._test_images = on_device(data.test.images[test], device)
         except torch.OutOfMemoryError as error:
             size_gb = (train_images.nbytes + data.test.images.nbytes) / 1e9
             raise DatasetError(
@@ -59,8 +52,8 @@ class ResidentLoader:
                 why=str(error).partition("\n")[0],
                 hint='set loader = "dataloader", a smaller train_fraction or a smaller image_size',
             ) from error
-        self._indices = torch.tensor(chosen, device=device)
-        self._labels = torch.tensor(data.train.labels[chosen], device=device)
+        self._indices = torch.tensor(self._chosen, device=device)
+        self._labels = torch.tensor(data.train.labels[self._chosen], device=device)
         self._test_labels = torch.tensor(data.test.labels[test], device=device)
 
     def train(self, epoch: int) -> Iterator[Batch]:
@@ -79,10 +72,10 @@ class ResidentLoader:
 
     def close(self) -> None:
         for name in ("_train", "_test_images"):
-            vars(self).pop(name, None)  # a second call finds nothing to do
+            vars(self).pop(name, None)  # closing twice is allowed
 
     def _finished(self, pixels: torch.Tensor) -> torch.Tensor:
-        x = self._normalise(pixels.contiguous(memory_format=self._memory_format))
+        x = self._normalize(pixels.contiguous(memory_format=self._memory_format))
         if self._image_size == x.shape[-1]:
             return x
         size = [self._image_size, self._image_size]

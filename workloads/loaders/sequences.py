@@ -1,4 +1,4 @@
-"""``resident`` for sequences: one byte a symbol on the device, a batch of whole numbers made of it for each step."""
+"""``resident`` for sequences: one byte per symbol on the device, converted to int64 for each step."""
 
 from __future__ import annotations
 
@@ -8,28 +8,21 @@ import torch
 
 from workloads.contract import TrainConfig
 from workloads.datasets.shared.sequence_data import SequenceData
-from workloads.loaders.order import epoch_order, evaluation_parts, subset, training_parts
 from workloads.loaders.protocol import Batch, Shard
+from workloads.loaders.sample_order import SamplePlan, epoch_order
 
 
-class SequenceLoader:
+class SequenceLoader(SamplePlan):
     """See :class:`workloads.loaders.protocol.Loader`. ``Batch.x`` and ``Batch.y`` are (sequences, positions), int64."""
 
     def __init__(self, data: SequenceData, config: TrainConfig, *, device: torch.device, shard: Shard) -> None:
         import numpy as np
 
-        self._seed = config.seed
-        one_class = np.zeros(len(data.train), np.int64)  # a sequence has no class of its own to stratify by
-        chosen = subset(one_class, config.train_fraction, config.seed)
-        self.num_train, self.num_test = len(chosen), len(data.test)
-        self._training_parts = training_parts(
-            self.num_train, config.batch_size, drop_last=config.drop_last, shard=shard
-        )
-        self._evaluation_parts = evaluation_parts(self.num_test, config.batch_size, shard)
-        self.steps_per_epoch = len(self._training_parts)
-        self._train = torch.tensor(data.train[chosen], device=device)
+        one_class = np.zeros(len(data.train), np.int64)  # a sequence has no class to stratify by
+        super().__init__(one_class, len(data.test), config, shard)
+        self._train = torch.tensor(data.train[self._chosen], device=device)
         self._test = torch.tensor(data.test, device=device)
-        self._indices = torch.tensor(chosen, device=device)
+        self._indices = torch.tensor(self._chosen, device=device)
 
     def train(self, epoch: int) -> Iterator[Batch]:
         order = epoch_order(self._indices, self._seed, epoch)
@@ -42,7 +35,7 @@ class SequenceLoader:
 
     def close(self) -> None:
         for name in ("_train", "_test"):
-            vars(self).pop(name, None)  # a second call finds nothing to do
+            vars(self).pop(name, None)  # closing twice is allowed
 
 
 def _batch(symbols: torch.Tensor, num_local: int, num_global: int) -> Batch:

@@ -1,9 +1,8 @@
-"""Which samples come when, and to which rank.
+"""Order of the samples in each epoch, and each rank's part of every batch.
 
 All randomness is a hash of integers, not the state of a generator: the order of an epoch, the augmentation of a sample
-and the subsets of ``train_fraction`` and ``test_fraction`` are the same on every machine, in every process, and after a
-resume. The hash is written twice (Python integers for loader workers, arrays or tensors for whole epochs) and a test
-holds the two equal.
+and the subset of ``train_fraction`` are the same on every machine, in every process, and after a resume. The hash
+exists twice (Python integers for loader workers, arrays or tensors for whole epochs); a test compares the two.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeVar
 
+from workloads.contract import TrainConfig
 from workloads.errors import DatasetError
 from workloads.loaders.protocol import Shard
 
@@ -26,13 +26,12 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
-
 Integers = TypeVar("Integers", "torch.Tensor", "NDArray[np.int64]")
-"""Many of them, int64."""
+"""Many integers, int64."""
 
 
 class Stream(IntEnum):
-    """What a random number is for, so that no two uses share one."""
+    """Purpose of a random number, so that no two purposes share one."""
 
     ORDER = 0
     AUGMENT = 1
@@ -40,7 +39,7 @@ class Stream(IntEnum):
 
 
 def hash_of(key: int, index: int) -> int:
-    """64 bits that a key and an index determine."""
+    """Return 64 bits that a key and an index determine."""
     z = (key + index * _GOLDEN) & _MASK
     z = ((z ^ (z >> 30)) * _MULTIPLIERS[0]) & _MASK
     z = ((z ^ (z >> 27)) * _MULTIPLIERS[1]) & _MASK
@@ -60,24 +59,24 @@ def _signed(bits: int) -> int:
 
 
 def _shifted(z: Integers, places: int) -> Integers:
-    """Shift right and fill with zeros; torch and numpy repeat the sign."""
+    """Shift right and fill with zeros; torch and numpy shift int64 arithmetically, which repeats the sign."""
     return (z >> places) & ((1 << (64 - places)) - 1)
 
 
 def stream_key(stream: Stream, seed: int, epoch: int = 0) -> int:
-    """The key of all random numbers of one kind in one epoch."""
+    """Return the key of all random numbers for one purpose in one epoch."""
     return hash_of(hash_of(hash_of(0, stream + 1), seed + 1), epoch + 1)
 
 
 def epoch_order(indices: Integers, seed: int, epoch: int) -> Integers:
-    """Positions in ``indices`` (the training samples, ascending) in the order of an epoch, on the same device."""
+    """Return positions in ``indices`` (training samples, ascending) in the order of an epoch, on the same device."""
     return hashes_of(stream_key(Stream.ORDER, seed, epoch), indices).argsort(stable=True)
 
 
 def subset(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.int64]:
-    """``max(1, round(fraction * images))`` images, in stored order: what ``train_fraction`` and ``test_fraction`` mean.
+    """Draw ``max(1, round(fraction * images))`` images, in stored order: the meaning of ``train_fraction``.
 
-    Drawn by seed alone, so every strategy has the same ones; each class gives its share to within one image.
+    Only the seed decides, so every strategy trains on the same ones; each class keeps its share to within one image.
     """
     import numpy as np
 
@@ -99,7 +98,7 @@ def subset(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One rank's consecutive part of one batch, as positions in the epoch's order (or in the test split)."""
+    """One rank's consecutive part of one batch, as positions in the epoch's order or in the test split."""
 
     start: int
     num_local: int
@@ -107,12 +106,12 @@ class Part:
 
     @property
     def rows(self) -> slice:
-        """The positions to load: one stand-in when this rank has none."""
+        """Positions to load; a rank without samples loads one that does not count."""
         return slice(self.start, self.start + self.num_local) if self.num_local else slice(0, 1)
 
 
 def training_parts(num_train: int, batch_size: int, *, drop_last: bool, shard: Shard) -> list[Part]:
-    """The steps of an epoch: consecutive global batches, of which each rank takes a consecutive part.
+    """Cut an epoch into consecutive global batches, of which each rank takes a consecutive part.
 
     Raises:
         DatasetError: ``drop_last`` leaves no step.
@@ -121,7 +120,7 @@ def training_parts(num_train: int, batch_size: int, *, drop_last: bool, shard: S
         if num_train < batch_size:
             raise DatasetError(
                 f"no step is left: {num_train} training images are fewer than one batch of {batch_size}",
-                why="drop_last leaves the odd last batch out",
+                why="drop_last leaves out the last, smaller batch",
                 hint="lower batch_size, or set drop_last = false",
             )
         num_train -= num_train % batch_size
@@ -136,7 +135,7 @@ def _parts(starts: range, end: int, batch_size: int, shard: Shard) -> Iterator[P
 
 
 def evaluation_parts(num_test: int, batch_size: int, shard: Shard) -> list[Part]:
-    """The test split cut into one consecutive run per rank, each in batches of a rank's share of ``batch_size``."""
+    """Cut the test split into one consecutive run per rank, each in batches of a rank's share of ``batch_size``."""
     per_rank = -(-batch_size // shard.count)
     runs = [Shard(index, shard.count).part(num_test) for index in range(shard.count)]
     mine = runs[shard.index]
@@ -145,3 +144,24 @@ def evaluation_parts(num_test: int, batch_size: int, shard: Shard) -> list[Part]
         sizes = [min(per_rank, max(0, run.stop - run.start - offset)) for run in runs]
         parts.append(Part(mine.start + offset, sizes[shard.index], sum(sizes)))
     return parts
+
+
+class SamplePlan:
+    """Samples and batches of one rank; base class of the loaders.
+
+    Args:
+        labels: (samples,) class of each training sample.
+        num_test: samples of the test split.
+        config: reads ``batch_size``, ``seed``, ``train_fraction`` and ``drop_last``.
+        shard: the rank's part of each batch.
+    """
+
+    def __init__(self, labels: NDArray[np.int64], num_test: int, config: TrainConfig, shard: Shard) -> None:
+        self._seed = config.seed
+        self._chosen = subset(labels, config.train_fraction, config.seed)
+        self.num_train, self.num_test = len(self._chosen), num_test
+        self._training_parts = training_parts(
+            self.num_train, config.batch_size, drop_last=config.drop_last, shard=shard
+        )
+        self._evaluation_parts = evaluation_parts(num_test, config.batch_size, shard)
+        self.steps_per_epoch = len(self._training_parts)

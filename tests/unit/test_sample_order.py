@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 
 from workloads.errors import DatasetError  # noqa: E402
 from workloads.loaders.augment import Augmentation  # noqa: E402 (needs torch)
-from workloads.loaders.order import (  # noqa: E402
+from workloads.loaders.protocol import Shard  # noqa: E402
+from workloads.loaders.sample_order import (  # noqa: E402
     Part,
     Stream,
     epoch_order,
@@ -23,7 +24,6 @@ from workloads.loaders.order import (  # noqa: E402
     subset,
     training_parts,
 )
-from workloads.loaders.protocol import Shard  # noqa: E402
 
 
 def test_the_two_ways_of_hashing_agree_on_all_64_bits() -> None:
