@@ -1,4 +1,4 @@
-"""The tables of docs/experiment.md are those of the code: keys with types, ranges and defaults, options, columns."""
+"""Check the tables of docs/experiment.md against the code: keys with types, ranges and defaults, options, columns."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
     "number above 0, to 1": ([1e-9, 1.0], [0.0, 1.000001]),
     "true or false": ([True, False], [1, "true"]),
 }
-"""What the page says of a value -> values that must be taken, and refused."""
+"""Type in the page -> values that must be accepted, values that must be rejected."""
 
 
 def _table(heading: str) -> Iterator[list[str]]:
-    """Cells of the rows of the first table below a heading."""
+    """Yield the cells of each row of the first table below a heading."""
     section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     lines = section[section.index("\n| ") + 1 :].splitlines()
     for line in lines[2:]:
@@ -62,7 +62,7 @@ def _toml(value: Any) -> str:
     return str(list(value)) if isinstance(value, tuple) else str(value)
 
 
-def _takes(key: str, value: Any) -> bool:
+def _accepts(key: str, value: Any) -> bool:
     try:
         keys.Values.model_validate({key: value})
     except ValidationError:
@@ -70,17 +70,17 @@ def _takes(key: str, value: Any) -> bool:
     return True
 
 
-def _words_taken(key: str) -> list[str]:
-    """The words that a key may hold, as the refusal of another one lists them."""
-    with pytest.raises(ValidationError) as refused:
+def _valid_words(key: str) -> list[str]:
+    """Return the valid words of a key, as its error message lists them."""
+    with pytest.raises(ValidationError) as error:
         keys.Values.model_validate({key: "no such word"})
-    listed = re.search(r"is not one of ([\w, ]+\w)", str(refused.value.errors()))
-    assert listed, f"{key} takes any text"
+    listed = re.search(r"is not one of ([\w, ]+\w)", str(error.value.errors()))
+    assert listed, f"{key} accepts any text"
     return listed[1].split(", ")
 
 
 def test_every_training_key_has_its_row() -> None:
-    """In the order of the code; options of a strategy stand with it and are a column of results."""
+    """Rows are in the order of the code. Options of strategies have their own table and column."""
     shown = [_bare(row[0]) for row in TRAINING]
     assert shown == [f.name for f in fields(TrainConfig) if f.name != "strategy_options"]
     assert "strategy_options" in {_bare(row[0]) for row in _table("Columns of results")}
@@ -117,24 +117,24 @@ def test_defaults_of_execution_settings(row: list[str]) -> None:
 
 @pytest.mark.parametrize("row", TRAINING + EXECUTION, ids=lambda row: _bare(row[0]))
 def test_types_and_ranges_of_keys(row: list[str]) -> None:
-    """What the page allows is taken, and what lies just outside is refused."""
+    """Values in the documented range are accepted, values just outside are rejected."""
     key, type_ = _bare(row[0]), row[1]
     words = re.findall(r'`"([^"]+)"`', type_)
     if type_ in RANGES:
-        taken, refused = RANGES[type_]
-        assert [v for v in taken if not _takes(key, v)] == []
-        assert [v for v in refused if _takes(key, v)] == []
+        accepted, rejected = RANGES[type_]
+        assert [v for v in accepted if not _accepts(key, v)] == []
+        assert [v for v in rejected if _accepts(key, v)] == []
     elif type_.startswith("a text such as "):
         assert words
-        assert [w for w in words if not _takes(key, w)] == []
+        assert [w for w in words if not _accepts(key, w)] == []
     elif key in {"model", "dataset", "strategy", "hardware"}:
-        assert not _takes(key, "no such word")
+        assert not _accepts(key, "no such word")
     else:
-        assert words == _words_taken(key)
+        assert words == _valid_words(key)
 
 
 def test_every_option_has_its_row() -> None:
-    """And strategies without options are told, no others."""
+    """The page also lists exactly the strategies without options."""
     assert set(OPTIONS) == set(DECLARED)
     without = re.search(r"^Without options: (.*)\.$", PAGE, re.MULTILINE)
     assert without
@@ -158,7 +158,7 @@ def test_options_are_as_declared(place: tuple[str, str]) -> None:
 
 
 def test_every_column_of_results_has_its_row() -> None:
-    """Training keys aside, which have their own table."""
+    """Training keys have their own table."""
     shown = [_bare(row[0]) for row in _table("Columns of results")]
     training = {_bare(row[0]) for row in TRAINING}
     assert training <= set(SUMMARY_COLUMNS)
@@ -167,7 +167,7 @@ def test_every_column_of_results_has_its_row() -> None:
     assert all(meaning for _, meaning in _table("Columns of results"))
 
 
-def test_the_example_makes_as_many_cells_as_the_page_says() -> None:
+def test_the_example_expands_as_described() -> None:
     text = re.search(r"```toml\n(.*?)```\n\nmakes (\d+) cells: .* less (\d+) excluded", PAGE, re.DOTALL)
     assert text
     expanded = matrix.expand(experiment.parse(text[1], "docs/experiment.md"), default_cpus=resources.default_cpus(None))

@@ -1,4 +1,4 @@
-"""The documents are true: the README's transcript replays, its tables name every plug-in, its links lead somewhere."""
+"""Check the documents: the README's session replays, its tables list every plug-in, all relative links resolve."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DOCUMENTS = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
 def _transcript() -> list[tuple[str, list[str]]]:
-    """Commands of the README's ``console`` block, each with the lines shown below it."""
+    """Return the commands of the README's ``console`` block, each with the output shown below it."""
     block = re.search(r"```console\n(.*?)```", README, re.DOTALL)
     assert block, "README.md has no console block"
     commands: list[tuple[str, list[str]]] = []
@@ -34,16 +34,18 @@ def _transcript() -> list[tuple[str, list[str]]]:
 
 
 def _shape(text: str) -> str:
-    """A line without what differs from run to run: numbers, ids, padding, table rules."""
+    """Return a line without what differs from run to run: numbers, ids, padding, table rules."""
     text = re.sub(r"\b[0-9a-f]{12,16}\b", "ID", text)
     text = re.sub(r"\d+(?:[.,]\d+)*", "#", text)
     return " ".join(re.sub(r"[─━┃│┏┓┗┛┡┩┳┻╇└┘┴┬├┤┼╭╮╰╯|+-]", " ", text).split())
 
 
 @pytest.mark.torch
-def test_the_transcript_replays(tmp_path: Path) -> None:
-    """Every command of the transcript runs in order in an empty folder, and every line shown is printed again, but for
-    numbers. These are not compared, so two of the six epochs do; one would leave epoch times out."""
+def test_the_session_replays(tmp_path: Path) -> None:
+    """Run every command of the session in order in an empty folder; each prints the lines shown, except for numbers.
+
+    The study is shortened from six epochs to two, because numbers are not compared. One epoch would give no epoch time.
+    """
     commands = _transcript()
     assert len(commands) >= 5
     for command, shown in commands:
@@ -62,7 +64,7 @@ def test_the_transcript_replays(tmp_path: Path) -> None:
         for line in shown:
             wanted = _shape(line)
             if wanted and wanted != "...":
-                assert wanted in printed, f"{command}: {wanted!r} not among\n" + "\n".join(printed)
+                assert wanted in printed, f"{command}: {wanted!r} is missing from\n" + "\n".join(printed)
         if argv[1] == "init":
             study = (tmp_path / "experiment.toml").read_text(encoding="utf-8")
             shorter = study.replace("\nepochs = 6\n", "\nepochs = 2\n")
@@ -73,19 +75,19 @@ def test_the_transcript_replays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", [*registry.strategies(), *registry.models(), *registry.datasets()], ids=lambda n: n.replace("/", "-")
 )
-def test_every_plug_in_is_in_the_readme(name: str) -> None:
+def test_the_readme_lists_every_plug_in(name: str) -> None:
     shown = name.replace("/*", "/NAME")
-    assert f"`{shown}`" in README, f"README.md does not name {shown}"
+    assert f"`{shown}`" in README, f"README.md does not list {shown}"
 
 
-def test_every_study_is_in_the_readme() -> None:
+def test_the_readme_lists_every_study() -> None:
     assert starter_studies.names()
     for name in starter_studies.names():
-        assert f"`{name}`" in README, f"README.md does not name {name}"
+        assert f"`{name}`" in README, f"README.md does not list {name}"
 
 
-def test_the_experiment_file_means_what_is_said() -> None:
-    """Each of its conditions meets a cell, and as many run and are left out as the README says."""
+def test_the_experiment_file_expands_as_described() -> None:
+    """Every condition matches a cell; runs and excluded cells are as many as the README says."""
     found = re.search(
         r"```toml\n(name = .*?)```\n.*?makes (\d+) runs of it and says why (\d+) cells", README, re.DOTALL
     )
@@ -96,19 +98,19 @@ def test_the_experiment_file_means_what_is_said() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_relative_links_lead_somewhere(document: Path) -> None:
+def test_relative_links_resolve(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
         if "://" not in target and not target.startswith("mailto:"):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
-def test_the_architecture_names_files_that_exist_and_every_one_of_the_orchestrator() -> None:
-    """Whole, or from the package on."""
+def test_the_architecture_names_existing_files_and_all_of_the_orchestrator() -> None:
+    """Paths are relative to the root or to a package."""
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     roots = [ROOT, *(ROOT / package for package in ("orchestrator", "workloads", "db"))]
     named = {path for path in re.findall(r"`([a-z_]+/[\w./]+)`", text) if "NAME" not in path}
     for path in named:
         assert any((root / path).exists() for root in roots), path
     found = {path.relative_to(ROOT / "orchestrator") for path in (ROOT / "orchestrator").rglob("*.py")}
-    told = {str(path) for path in found if path.parent.name not in {"", "cli"} and not path.name.startswith("__")}
-    assert told <= named, told - named
+    required = {str(path) for path in found if path.parent.name not in {"", "cli"} and not path.name.startswith("__")}
+    assert required <= named, required - named
