@@ -2,7 +2,7 @@
 
 - An empty database is created from the models.
 - One of an older revision is upgraded by the Alembic migrations that it lacks.
-- A nullable column that ``results`` lacks is added: a metric that did not exist was not measured, so null is true.
+- A nullable column that ``results`` lacks is added: null is what a metric has that was not measured.
 - Any other column that is missing needs a migration, and the error names it.
 
 Views are dropped before migrations and created from the models afterwards, so no migration contains one. A change of
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, TableClause, text
+from sqlalchemy import Connection, TableClause, delete, text
 
 from db.error_messages import another_or_anew, damaged, missing_column
 from db.errors import ForeignStoreError, StoreError
@@ -141,10 +141,13 @@ def _upgrade(store: Store, connection: Connection, found: str) -> None:
     if found != revisions()[-1]:
         _run_migrations(connection)
     columns = _columns(connection, results.name)
-    for column in results.c:
-        if column.nullable and column.name not in columns:
-            kind = column.type.compile(connection.dialect)
-            connection.execute(text(f'ALTER TABLE results ADD COLUMN "{column.name}" {kind}'))
+    added = [column for column in results.c if column.nullable and column.name not in columns]
+    for column in added:
+        kind = column.type.compile(connection.dialect)
+        connection.execute(text(f'ALTER TABLE results ADD COLUMN "{column.name}" {kind}'))
+    if added:
+        # Results that were ingested without the column may have its value: the next collect reads them again.
+        connection.execute(delete(ingested).where(ingested.c.path.endswith("result.json")))
     for table, name in _missing_columns(connection, _TABLES):
         raise missing_column(store.database, table, name)
     _create_views(connection)

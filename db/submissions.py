@@ -1,7 +1,7 @@
-"""What was sent, as the store knows it: intents before a submission, then what witnesses say of each attempt.
+"""Attempts as the store knows them: intents recorded before a submission, then the status of each attempt.
 
-An intent is committed before anything is sent, under the database's write lock. Two submits at once therefore never
-send the same run twice, and a submit that is killed leaves a token by which the next command finds its job.
+An intent is committed before its job is submitted, under the database's write lock. So two submits at once never submit
+the same run twice, and a submit that is killed leaves a token by which the next command finds its job.
 """
 
 from __future__ import annotations
@@ -15,31 +15,23 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    and_,
-    delete,
-    func,
-    or_,
-    select,
-)
+from sqlalchemy import ColumnElement, Connection, delete, func, or_, select
 
 from db.connect import Store
 from db.models import attempts, runs
 from db.rows import canonical_json, run_rows, upsert
 from workloads.contract import RANK_LOST, RecoveryRecord, ResourceShape, RunSpec, State
+from workloads.contract.flat import flat
 from workloads.files.run_dir import newest_attempt
 
-_newer = attempts.alias()
 _LIVE = [state.value for state in State if state.live]
 _ENDED_BADLY = [state.value for state in State if state.ended_badly]
 
-_NEWEST = select(attempts.c.run_id, attempts.c.attempt, attempts.c.state).where(
+_same_run = attempts.alias()
+_IS_NEWEST = (
     attempts.c.attempt
-    == select(func.max(_newer.c.attempt)).where(_newer.c.run_id == attempts.c.run_id).scalar_subquery()
+    == select(func.max(_same_run.c.attempt)).where(_same_run.c.run_id == attempts.c.run_id).scalar_subquery()
 )
-"""Each run's newest attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +54,12 @@ class AttemptRecord:
     time_limit_s: int | None = None
     shape: ResourceShape = field(default_factory=ResourceShape)
     recovery: RecoveryRecord | None = None
-    """Why it was sent by itself, and what was changed for it; None where people sent it."""
+    """None where a person submitted it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusUpdate:
-    """What a witness says of an attempt. ``None`` leaves what the store has."""
+    """The state that was observed of an attempt. ``None`` keeps what the store has."""
 
     run_id: str
     attempt: int
@@ -87,27 +79,27 @@ def record_intents(
     newest_known: Mapping[str, int] | None = None,
     recoveries: Mapping[str, RecoveryRecord] | None = None,
 ) -> list[AttemptRecord]:
-    """Record that these runs are about to be sent, in one transaction.
+    """Record that these runs are about to be submitted, in one transaction; return the intents that may be submitted.
 
-    A run that has a live attempt is passed over, so is one that got a newer attempt than the caller knew of: somebody
-    else sent it meanwhile. What is returned may be sent, and nothing else.
+    Runs with a live attempt are skipped, and so are runs with a newer attempt than the caller knew of: another command
+    submitted those in the meantime.
 
     Args:
         store: open for writing.
-        runs_folder: where attempts that the store does not know yet may lie; their numbers are not used again.
+        runs_folder: may have attempts that the store does not know; their numbers are not used again.
         wanted: each run with its resource shape.
         target: ``local`` or the cluster's name.
-        newest_known: run id to newest attempt when the plan was made, 0 or absent for none.
-        recoveries: run id to why it is sent again by itself; absent where people send it.
+        newest_known: run id to its newest attempt when the plan was created, 0 or absent for none.
+        recoveries: run id to why recovery resubmits it; absent where a person submits it.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
     intents: list[AttemptRecord] = []
     specs: list[RunSpec] = []
     with store.write() as connection:
-        known = _newest(connection)
+        known = _newest_attempts(connection)
         for spec, shape in wanted:
             newest, state = known.get(spec.run_id, _NONE)
-            if _is_taken(newest, state, spec.run_id, newest_known):
+            if _is_submitted(newest, state, spec.run_id, newest_known):
                 continue
             intent = AttemptRecord(
                 run_id=spec.run_id,
@@ -132,7 +124,7 @@ def record_intents(
 
 
 def _attempt_row(intent: AttemptRecord, shapes: Mapping[ResourceShape, str]) -> tuple[Any, ...]:
-    """The row of an attempt that has not started; ``shapes`` are the texts of the column ``shape``."""
+    """Return the row of an attempt that was not submitted yet; ``shapes`` has the text of the column ``shape``."""
     recovery = canonical_json(intent.recovery.to_json()) if intent.recovery else None
     values = {"state": intent.state.value, "shape": shapes[intent.shape], "recovery": recovery}
     names = [column.name for column in attempts.columns]
@@ -140,128 +132,96 @@ def _attempt_row(intent: AttemptRecord, shapes: Mapping[ResourceShape, str]) -> 
 
 
 def already_submitted(store: Store, run_ids: Iterable[str], newest_known: Mapping[str, int] | None = None) -> set[str]:
-    """Those runs that :func:`record_intents` would pass over now."""
+    """Return those runs for which :func:`record_intents` would record nothing now."""
     with store.read() as connection:
-        known = _newest(connection)
-    return {run_id for run_id in run_ids if _is_taken(*known.get(run_id, _NONE), run_id, newest_known)}
+        known = _newest_attempts(connection)
+    return {run_id for run_id in run_ids if _is_submitted(*known.get(run_id, _NONE), run_id, newest_known)}
 
 
 _NONE = (0, State.PLANNED)
-"""The newest attempt of a run that was never sent."""
+"""Number and state of the newest attempt where a run has none."""
 
 
-def _newest(connection: Connection) -> dict[str, tuple[int, State]]:
-    return {run_id: (attempt, State(state)) for run_id, attempt, state in connection.execute(_NEWEST)}
+def _newest_attempts(connection: Connection) -> dict[str, tuple[int, State]]:
+    query = select(attempts.c.run_id, attempts.c.attempt, attempts.c.state).where(_IS_NEWEST)
+    return {run_id: (attempt, State(state)) for run_id, attempt, state in connection.execute(query)}
 
 
-def _is_taken(newest: int, state: State, run_id: str, newest_known: Mapping[str, int] | None) -> bool:
+def _is_submitted(newest: int, state: State, run_id: str, newest_known: Mapping[str, int] | None) -> bool:
     return state.live or (newest_known is not None and newest > newest_known.get(run_id, 0))
 
 
 def withdraw_intents(store: Store, tokens: Sequence[str]) -> None:
-    """Take back intents that nobody took up: it is as if they had not been."""
+    """Delete intents that were not submitted."""
     with store.write() as connection:
-        never_sent = and_(attempts.c.state == State.SUBMITTING.value, attempts.c.token.in_(tokens))
-        connection.execute(delete(attempts).where(never_sent))
+        pending = attempts.c.state == State.SUBMITTING.value
+        connection.execute(delete(attempts).where(pending, attempts.c.token.in_(tokens)))
 
 
-def mark(
-    store: Store,
-    run_id: str,
-    attempt: int,
-    state: State,
-    *,
-    job_id: str | None = None,
-    reason: str | None = None,
-    message: str | None = None,
-    ended_at: str | None = None,
-) -> bool:
-    """Record what a witness says of one attempt; returns whether the store took it (see :func:`update_statuses`)."""
-    return update_statuses(store, [StatusUpdate(run_id, attempt, state, job_id, reason, message, ended_at)]) == 1
+def update_statuses(store: Store, updates: Iterable[StatusUpdate]) -> int:
+    """Record new states of attempts, in one transaction; return how many the store accepted.
 
-
-def update_statuses(store: Store, marks: Iterable[StatusUpdate]) -> int:
-    """Record what witnesses say of attempts, in one transaction; returns how many the store took.
-
-    The job's own result has the last word: an attempt that has one keeps its state, unless the rank that wrote it only
-    saw its peer go. A live state does not bring an ended attempt back to life, except a lost one.
+    An attempt that has a result keeps its state, unless the rank that wrote the result only lost its peer. A live state
+    does not replace an ended one, except a lost one.
     """
-    said = [
-        {
-            "run_id": m.run_id,
-            "attempt": m.attempt,
-            "state": m.state.value,
-            "ends": not m.state.live,
-            **{name: getattr(m, name) for name in _SAID},
-        }
-        for m in marks
-    ]
-    if not said:
+    rows = [{**flat(update), "state": update.state.value, "ends": not update.state.live} for update in updates]
+    if not rows:
         return 0
     with store.write() as connection:
-        return connection.exec_driver_sql(_mark_sql(connection.dialect.name), said).rowcount
-
-
-_SAID = ("job_id", "reason", "message", "ended_at")
-"""Fields of a mark that leave alone what the store has where they are None."""
+        return connection.exec_driver_sql(_update_sql(connection.dialect.name), rows).rowcount
 
 
 @cache
-def _mark_sql(dialect: str) -> str:
-    """One statement for any number of marks. Straight to the driver: SQLAlchemy would take as long again for each."""
-    given = ":{}".format if dialect == "sqlite" else "%({})s".format
-    kept = ", ".join(f"{name} = coalesce({given(name)}, {name})" for name in _SAID)
-    reachable = ", ".join(f"'{state}'" for state in (*_LIVE, State.LOST.value))
+def _update_sql(dialect: str) -> str:
+    """Return one statement for all updates, which the driver runs: SQLAlchemy's own takes as long again per row."""
+    value = ":{}".format if dialect == "sqlite" else "%({})s".format
+    optional = ", ".join(
+        f"{name} = coalesce({value(name)}, {name})" for name in ("job_id", "reason", "message", "ended_at")
+    )
+    replaceable = ", ".join(f"'{state}'" for state in (*_LIVE, State.LOST.value))
     return (
-        f"UPDATE attempts SET state = {given('state')}, {kept} "  # noqa: S608
-        f"WHERE run_id = {given('run_id')} AND attempt = {given('attempt')} "
-        f"AND ({given('ends')} OR state IN ({reachable})) "
+        f"UPDATE attempts SET state = {value('state')}, {optional} "  # noqa: S608
+        f"WHERE run_id = {value('run_id')} AND attempt = {value('attempt')} "
+        f"AND ({value('ends')} OR state IN ({replaceable})) "
         "AND NOT EXISTS (SELECT 1 FROM results WHERE results.run_id = attempts.run_id "
         f"AND results.attempt = attempts.attempt AND results.reason <> '{RANK_LOST}')"
     )
 
 
 def live_attempts(store: Store) -> list[AttemptRecord]:
-    """Attempts that may still be going on, oldest submission first."""
+    """Return the attempts whose state is live, oldest submission first."""
     return _records(store, attempts.c.state.in_(_LIVE), (attempts.c.submitted_at, attempts.c.run_id))
 
 
 def known_tokens(store: Store) -> set[str]:
-    """Of every attempt that the store knows."""
+    """Return the tokens of all attempts."""
     with store.read() as connection:
         return set(connection.execute(select(attempts.c.token).where(attempts.c.token.is_not(None))).scalars())
 
 
 def attempt_histories(store: Store) -> dict[str, list[AttemptRecord]]:
-    """All attempts, oldest first, of each run whose newest one ended without a result or was sent by recovery."""
-    newest = select(attempts.c.run_id).where(
-        attempts.c.attempt
-        == select(func.max(_newer.c.attempt)).where(_newer.c.run_id == attempts.c.run_id).scalar_subquery(),
-        or_(attempts.c.state.in_(_ENDED_BADLY), attempts.c.recovery.is_not(None)),
-    )
+    """Return all attempts, oldest first, of each run whose newest ended without a result or was resubmitted."""
+    chosen = or_(attempts.c.state.in_(_ENDED_BADLY), attempts.c.recovery.is_not(None))
+    run_ids = select(attempts.c.run_id).where(_IS_NEWEST, chosen)
     found: dict[str, list[AttemptRecord]] = {}
-    for record in _records(store, attempts.c.run_id.in_(newest), (attempts.c.run_id, attempts.c.attempt)):
+    for record in _records(store, attempts.c.run_id.in_(run_ids), (attempts.c.run_id, attempts.c.attempt)):
         found.setdefault(record.run_id, []).append(record)
     return found
 
 
-def _records(store: Store, which: ColumnElement[bool], order: Iterable[ColumnElement[Any]]) -> list[AttemptRecord]:
-    names = [name for name in AttemptRecord.__dataclass_fields__ if name not in {"label", "state", "shape", "recovery"}]
-    query = select(attempts, runs.c.label).join(runs, runs.c.run_id == attempts.c.run_id).where(which).order_by(*order)
+def _records(store: Store, where: ColumnElement[bool], order: Iterable[ColumnElement[Any]]) -> list[AttemptRecord]:
+    columns = [attempts.c[name] for name in AttemptRecord.__dataclass_fields__ if name != "label"]
+    query = select(*columns, runs.c.label).join(runs, runs.c.run_id == attempts.c.run_id).where(where).order_by(*order)
     with store.read() as connection:
-        return [
-            AttemptRecord(
-                **{name: getattr(row, name) for name in names},
-                label=row.label,
-                state=State(row.state),
-                shape=_shape(row.shape),
-                recovery=None if row.recovery is None else RecoveryRecord.from_json(json.loads(row.recovery)),
-            )
-            for row in connection.execute(query)
-        ]
+        return [_record(**row) for row in connection.execute(query).mappings()]
+
+
+def _record(*, state: str, shape: str, recovery: str | None, **values: Any) -> AttemptRecord:
+    parsed = None if recovery is None else RecoveryRecord.from_json(json.loads(recovery))
+    return AttemptRecord(**values, state=State(state), shape=_shape(shape), recovery=parsed)
 
 
 @lru_cache(maxsize=1024)
 def _shape(text: str) -> ResourceShape:
-    """A column's shape; many attempts share few."""
+    """Parse the column ``shape``, cached: thousands of attempts have a few shapes."""
     return ResourceShape.from_json(json.loads(text))

@@ -371,7 +371,9 @@ def test_what_a_witness_said_stays_until_a_file_knows_better(campaign: Any, tmp_
     with open_store(str(tmp_path / "results.db")) as store:
         (intent,) = submissions.record_intents(store, campaign.runs, [(spec, ResourceShape())], "local")
         attempt = campaign.send(campaign.run(), token=intent.token, submitted_at=intent.submitted_at)
-        submissions.mark(store, spec.run_id, 1, State.RUNNING, reason="on node 7")
+        submissions.update_statuses(
+            store, [submissions.StatusUpdate(spec.run_id, 1, State.RUNNING, reason="on node 7")]
+        )
         campaign.train(attempt)
         collect(store, campaign.runs)
         assert content(store)["attempts"][0][4:6] == ("running", "on node 7")
@@ -477,8 +479,10 @@ def test_a_rebuild_in_the_middle_of_a_campaign_keeps_what_only_the_store_knows(c
             campaign.send(
                 run, token=intent.token, submitted_at=intent.submitted_at, shape=ResourceShape(nodes=2).to_json()
             )
-        submissions.mark(store, running.run_id, 1, State.RUNNING, job_id="1000")
-        submissions.mark(store, lost.run_id, 1, State.LOST, job_id="1000", reason="vanished")
+        submissions.update_statuses(store, [submissions.StatusUpdate(running.run_id, 1, State.RUNNING, job_id="1000")])
+        submissions.update_statuses(
+            store, [submissions.StatusUpdate(lost.run_id, 1, State.LOST, job_id="1000", reason="vanished")]
+        )
         collect(store, campaign.runs)
         before = content(store)
         rebuild(store, campaign.runs)

@@ -17,7 +17,6 @@ from db.submissions import (
     StatusUpdate,
     attempt_histories,
     live_attempts,
-    mark,
     record_intents,
     update_statuses,
 )
@@ -51,7 +50,7 @@ def test_a_run_with_a_live_attempt_is_passed_over(state: State, campaign: Any, t
     spec = campaign.spec()
     with open_store(str(tmp_path / "results.db")) as store:
         _intend(store, campaign, spec)
-        mark(store, spec.run_id, 1, state)
+        update_statuses(store, [StatusUpdate(spec.run_id, 1, state)])
         again = _intend(store, campaign, spec)
         assert [i.attempt for i in again] == ([] if state.live else [2])
 
@@ -67,7 +66,7 @@ def test_a_run_that_somebody_sent_since_the_plan_is_passed_over(campaign: Any, t
     spec = campaign.spec()
     with open_store(str(tmp_path / "results.db")) as store:
         assert _intend(store, campaign, spec, newest_known={})
-        mark(store, spec.run_id, 1, State.FAILED)
+        update_statuses(store, [StatusUpdate(spec.run_id, 1, State.FAILED)])
         assert _intend(store, campaign, spec, newest_known={}) == []
         assert [i.attempt for i in _intend(store, campaign, spec, newest_known={spec.run_id: 1})] == [2]
 
@@ -85,7 +84,7 @@ def test_a_new_label_is_taken_over(campaign: Any, tmp_path: Path) -> None:
     with open_store(str(tmp_path / "results.db")) as store:
         spec = campaign.spec(label="old")
         _intend(store, campaign, spec)
-        mark(store, spec.run_id, 1, State.FAILED)
+        update_statuses(store, [StatusUpdate(spec.run_id, 1, State.FAILED)])
         _intend(store, campaign, campaign.spec(label="new", experiment="other"))
         record = queries.run_records(store)[spec.run_id]
         assert (record.label, record.experiment, record.attempt) == ("new", "other", 2)
@@ -119,13 +118,16 @@ def test_what_a_witness_says_is_kept_field_by_field(campaign: Any, database: str
     spec = campaign.spec()
     with open_store(database) as store:
         _intend(store, campaign, spec)
-        assert mark(store, spec.run_id, 1, State.PENDING, job_id="17", reason="Priority")
-        assert mark(store, spec.run_id, 1, State.RUNNING, reason="")
+        assert update_statuses(store, [StatusUpdate(spec.run_id, 1, State.PENDING, job_id="17", reason="Priority")])
+        assert update_statuses(store, [StatusUpdate(spec.run_id, 1, State.RUNNING, reason="")])
         (record,) = live_attempts(store)
         assert (record.job_id, record.reason, record.state) == ("17", "", State.RUNNING)
-        assert mark(store, spec.run_id, 1, State.TIMEOUT, message="after 1 h", ended_at="2026-01-01T01:00:00+00:00")
+        assert update_statuses(
+            store,
+            [StatusUpdate(spec.run_id, 1, State.TIMEOUT, message="after 1 h", ended_at="2026-01-01T01:00:00+00:00")],
+        )
         assert live_attempts(store) == []
-        assert not mark(store, spec.run_id, 2, State.RUNNING)
+        assert not update_statuses(store, [StatusUpdate(spec.run_id, 2, State.RUNNING)])
 
 
 def test_a_late_witness_brings_no_ended_attempt_back(campaign: Any, tmp_path: Path) -> None:
@@ -133,11 +135,11 @@ def test_a_late_witness_brings_no_ended_attempt_back(campaign: Any, tmp_path: Pa
     spec = campaign.spec()
     with open_store(str(tmp_path / "results.db")) as store:
         _intend(store, campaign, spec)
-        mark(store, spec.run_id, 1, State.CANCELLED)
-        assert not mark(store, spec.run_id, 1, State.RUNNING)
+        update_statuses(store, [StatusUpdate(spec.run_id, 1, State.CANCELLED)])
+        assert not update_statuses(store, [StatusUpdate(spec.run_id, 1, State.RUNNING)])
         assert queries.run_records(store)[spec.run_id].state is State.CANCELLED
-        mark(store, spec.run_id, 1, State.LOST)
-        assert mark(store, spec.run_id, 1, State.RUNNING)
+        update_statuses(store, [StatusUpdate(spec.run_id, 1, State.LOST)])
+        assert update_statuses(store, [StatusUpdate(spec.run_id, 1, State.RUNNING)])
 
 
 def test_the_histories_of_what_recovery_looks_at(campaign: Any, database: str) -> None:
@@ -147,7 +149,7 @@ def test_the_histories_of_what_recovery_looks_at(campaign: Any, database: str) -
     with open_store(database) as store:
         _intend(store, campaign, failed, again, fine)
         for spec, state in ((failed, State.FAILED), (again, State.LOST), (fine, State.SUCCEEDED)):
-            mark(store, spec.run_id, 1, state)
+            update_statuses(store, [StatusUpdate(spec.run_id, 1, state)])
         _intend(store, campaign, again, recoveries={again.run_id: why, fine.run_id: why})
         found = attempt_histories(store)
         assert {k: [r.attempt for r in v] for k, v in found.items()} == {failed.run_id: [1], again.run_id: [1, 2]}
