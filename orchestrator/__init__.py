@@ -1,4 +1,5 @@
-"""The login side: study, cluster, environment, executors, tracking, planning, sending, doctor and cli.
+"""The login side: what runs on login nodes and workstations. It never imports a framework."""
 
-Imports no framework.
-"""
+from orchestrator import own_packages
+
+own_packages.install()

@@ -1,4 +1,4 @@
-"""Backlog."""
+"""The backlog of a plan: runs that exceed the number of jobs that the site lets a user queue."""
 
 from __future__ import annotations
 
@@ -8,64 +8,66 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from orchestrator.cli.submit_report import combine
+from orchestrator.submission import submitter
 from orchestrator.units import counted
 from workloads.contract import State
 
 if TYPE_CHECKING:
     from orchestrator.planning.plan import Plan
-    from orchestrator.submission.submitter import Submitted
+    from orchestrator.submission.submitter import SubmitResult
     from orchestrator.tracking.tracker import RunStatus
     from orchestrator.workspace import Workspace
 
+SUBMIT_FRACTION = 0.25
+"""Submit the backlog when this share of the site's limit is free, so that arrays are few and large."""
 
-SEND_SHARE = 0.25
-"""What did not fit is sent when this share of the site's limit is free, so that arrays are few and large."""
 
-
-class Shepherd:
-    """Sends what did not fit, as room appears: the same submit as before, as often as the site likes to be asked."""
+class Backlog:
+    """Submits the backlog of a plan as queued jobs end, at most once in ``poll_seconds`` of the cluster file."""
 
     def __init__(
-        self, workspace: Workspace, plan: Plan, done: Submitted, *, stale: bool, newest_known: dict[str, int]
+        self, workspace: Workspace, plan: Plan, result: SubmitResult, *, stale: bool, newest_known: dict[str, int]
     ) -> None:
-        """``done``: what was sent before."""
+        """Take over a plan after its first submit.
+
+        Args:
+            workspace: the files of this command.
+            plan: whose runs are submitted.
+            result: of the first submit.
+            stale: whether stale results are rerun too.
+            newest_known: run id to newest attempt from before the plan was made.
+        """
         self._workspace = workspace
         self._plan = plan
         self._stale = stale
         self._newest_known = newest_known
         self._tried_at = time.monotonic()
-        self.done = done
-        """What was sent and what not, all in all."""
+        self.result = result
+        """Of all submits together."""
 
     @property
-    def limited(self) -> bool:
-        """Whether the site takes only so many at once."""
-        return self._plan.site is not None and self._plan.site.max_submit > 0
+    def is_limited(self) -> bool:
+        """Whether the site limits the number of queued jobs."""
+        return self._plan.cluster is not None and self._plan.cluster.max_submit > 0
 
-    def tend(self, runs: Sequence[RunStatus]) -> list[str]:
-        """Send what fits now; what there is to say of it."""
-        site = self._plan.site
-        if not self.done.held or site is None or time.monotonic() - self._tried_at < site.poll_seconds:
+    def submit_more(self, runs: Sequence[RunStatus]) -> list[str]:
+        """Submit what the limit now allows, and return notes for the user."""
+        cluster = self._plan.cluster
+        if not self.result.backlog or cluster is None or time.monotonic() - self._tried_at < cluster.poll_seconds:
             return []
-        here = Counter(run.state for run in runs if run.target == site.name and run.state.live)
-        if here[State.PENDING] and site.max_submit and here.total() > (1 - SEND_SHARE) * site.max_submit:
+        live = Counter(run.state for run in runs if run.target == cluster.name and run.state.live)
+        if live[State.PENDING] and cluster.max_submit and live.total() > (1 - SUBMIT_FRACTION) * cluster.max_submit:
             return []
-        from orchestrator.submission import submitter
-
         self._tried_at = time.monotonic()
-        more = submitter.submit(
+        more = submitter.submit_plan(
             self._workspace,
             self._plan,
             stale=self._stale,
             newest_known=self._newest_known,
-            snapshot=self.done.snapshot,
+            snapshot=self.result.snapshot,
         )
-        self.done = replace(
-            more,
-            sent=[*self.done.sent, *more.sent],
-            resumed=[*self.done.resumed, *more.resumed],
-            skipped=self.done.skipped,
-            refused=[*self.done.refused, *more.refused],
-        )
-        count = len(more.sent) + len(more.resumed)
-        return [f"{counted(count, 'more run')} sent, {len(more.held)} wait for room"] if count else []
+        rejected = [*self.result.rejected, *more.rejected]
+        self.result = replace(combine(self.result, more), skipped=self.result.skipped, rejected=rejected)
+        count = len(more.submitted) + len(more.resumed)
+        return [f"{counted(count, 'more run')} submitted, {len(more.backlog)} in the backlog"] if count else []

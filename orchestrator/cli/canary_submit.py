@@ -1,83 +1,82 @@
-"""``submit --canary``: one run of each resource shape goes first; when all have succeeded, the rest may."""
+"""``submit --canary``: one run of each resource shape goes first; the others follow when all of these succeeded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from orchestrator.cli import monitor, output
-from orchestrator.cli.refresh import refreshed
+from orchestrator.cli.refresh import refresh_runs
+from orchestrator.cli.submit_report import combine
 from orchestrator.errors import OperationError
-from orchestrator.planning.plan import Action
+from orchestrator.planning.plan import CellState
 from orchestrator.submission import canary
-from orchestrator.submission.submitter import Submitted
+from orchestrator.submission.submitter import SubmitResult
 from orchestrator.units import counted
 
 if TYPE_CHECKING:
     from orchestrator.planning.plan import Plan
     from orchestrator.workspace import Workspace
 
-Submit = Callable[["Plan", Collection[str], str], Submitted]
-"""Sends some runs of a plan with the code of an earlier call, if any."""
+Submit = Callable[["Plan", Collection[str], str], SubmitResult]
+"""Submits some runs of a plan, given by id, with the code snapshot of an earlier submit if one is named."""
 
 
-def prove(
-    workspace: Workspace, planned: Callable[[], Plan], submit: Submit, *, stale: bool, recover: bool
-) -> tuple[Submitted, frozenset[str]]:
-    """Send canaries and wait for them until every shape is proven; what was sent, and which runs were waited for.
+def submit_canaries(
+    workspace: Workspace, make_plan: Callable[[], Plan], submit: Submit, *, stale: bool, recover: bool
+) -> tuple[SubmitResult, frozenset[str]]:
+    """Submit canaries and wait until one run of every shape has succeeded.
 
     Args:
-        workspace: the files of this invocation.
-        planned: makes the plan as it is now.
-        submit: sends runs of it, given as run ids.
-        stale: whether runs that are out of date are sent too.
-        recover: whether a canary that ended without a result is sent again where its class allows it.
+        workspace: the files of this command.
+        make_plan: returns the plan of now.
+        submit: submits runs of it.
+        stale: whether stale results are rerun too.
+        recover: whether to resubmit canaries that ended without a result, as far as the recovery rules allow it.
+
+    Returns:
+        What was submitted, and the ids of all canaries.
 
     Raises:
-        OperationError: a canary failed, or could not be sent.
-        typer.Exit: the person left; canaries go on.
+        OperationError: a canary failed, or could not be submitted.
+        typer.Exit: the user left; the canaries go on.
     """
-    done = Submitted()
+    result = SubmitResult()
     awaited: set[str] = set()
     while True:
-        plan = planned()
-        _insist(workspace, plan, awaited, stale=stale)
-        chosen = canary.choose(plan, stale=stale)
+        plan = make_plan()
+        _require_success(workspace, plan, awaited, stale=stale)
+        chosen = canary.choose_canaries(plan, stale=stale)
         if not chosen.run_ids:
-            return done, frozenset(awaited)
-        if chosen.to_send:
-            more = submit(plan, [run.cell.run_id for run in chosen.to_send], done.snapshot)
-            done = replace(more, sent=[*done.sent, *more.sent], resumed=[*done.resumed, *more.resumed])
-            if more.held:
+            return result, frozenset(awaited)
+        if chosen.to_submit:
+            more = submit(plan, [run.cell.run_id for run in chosen.to_submit], result.snapshot)
+            result = combine(result, more)
+            if more.backlog:
                 raise OperationError(
-                    f"the site has no room for {counted(len(more.held), 'canary', 'canaries')} now",
-                    hint="orchestrate submit --canary again goes on when there is room",
+                    f"the site's limit leaves no room for {counted(len(more.backlog), 'canary', 'canaries')} now",
+                    hint="repeat orchestrate submit --canary when queued jobs have ended",
                 )
-            if more.refused or more.in_doubt:
-                return done, frozenset(awaited)
+            if more.rejected or more.unanswered:
+                return result, frozenset(awaited)
         awaited |= set(chosen.run_ids)
-        rest = len(plan.to_send(stale=stale)) - len(chosen.to_send)
+        rest = len(plan.to_submit(stale=stale)) - len(chosen.to_submit)
         canaries = counted(len(chosen.run_ids), "canary", "canaries")
         before = f"before {counted(rest, 'more run')}" if rest else "and no more runs"
-        output.talk(f"{canaries}, one of each resource shape, {before}")
+        output.print_message(f"{canaries}, one of each resource shape, {before}")
         monitor.wait(workspace, chosen.run_ids, "submit --canary", recover=recover)
 
 
-def _insist(workspace: Workspace, plan: Plan, awaited: Collection[str], *, stale: bool) -> None:
-    """Raises OperationError when a canary ended badly."""
-    failed = [run.cell.run_id for run in plan.runs if run.cell.run_id in awaited and run.action is Action.FAILED]
+def _require_success(workspace: Workspace, plan: Plan, awaited: Collection[str], *, stale: bool) -> None:
+    """Raise OperationError when a canary ended without a result."""
+    failed = [run.cell.run_id for run in plan.runs if run.cell.run_id in awaited and run.state is CellState.FAILED]
     if not failed:
         return
-    rest = len(plan.to_send(stale=stale)) - len(failed)
-    ended = [run for run in refreshed(workspace) if run.run_id in failed]
+    rest = len(plan.to_submit(stale=stale)) - len(failed)
+    ended = [run for run in refresh_runs(workspace) if run.run_id in failed]
     raise OperationError(
-        f"{_names([run.label for run in ended])} failed as canary; not sent: {counted(rest, 'more run')}",
+        f"{', '.join(run.label for run in ended)} failed as canary; not submitted: {counted(rest, 'more run')}",
         where=", ".join(run.run_id for run in ended),
         why="; ".join(f"{run.state.value}: {run.message or run.reason}" for run in ended),
-        hint="orchestrate logs RUN shows more; orchestrate submit --canary tries again, submit alone sends all",
+        hint="see orchestrate logs RUN; then orchestrate submit --canary tries again, submit alone submits all",
     )
-
-
-def _names(labels: Sequence[str]) -> str:
-    return ", ".join(labels)

@@ -1,4 +1,4 @@
-"""What the shell offers behind a verb: runs, columns, keys, studies, clusters. Never an error: only a key was hit."""
+"""What a shell offers for an argument: runs, columns, keys, studies, clusters. Errors are never shown."""
 
 from __future__ import annotations
 
@@ -12,16 +12,25 @@ from pathlib import Path
 import typer
 
 from orchestrator.errors import OrchestrateError
+from orchestrator.workspace import DEFAULT_DATABASE, Workspace
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from db import connect, queries
+    from orchestrator import plugins, toml_file
+    from orchestrator.cluster import cluster_file
+    from orchestrator.config import keys, starter_studies
+    from workloads import contract
 
 _BEFORE = "_ORCHESTRATE_BEFORE"
-"""The environment variable with what bash has of a word before the piece that it asks for."""
+"""Environment variable with the part of a word that bash keeps in front of the piece to be completed."""
 
 
 def join_words(environ: MutableMapping[str, str]) -> None:
-    """Undo that bash takes words apart at each ``=``, which labels and ``--set`` are full of.
+    """Join the words that bash splits at each ``=`` (readline's COMP_WORDBREAKS), as in labels and ``--set``.
 
     Args:
-        environ: COMP_WORDS and COMP_CWORD, as the script for bash sets them, a word a line; changed in place.
+        environ: COMP_WORDS and COMP_CWORD as the bash script sets them, one word a line; changed in place.
     """
     words: list[str] = []
     in_pieces = False
@@ -35,45 +44,43 @@ def join_words(environ: MutableMapping[str, str]) -> None:
     if in_pieces:
         if words[-1].startswith("--"):
             words[-1:] = words[-1].split("=", 1)
-        before, assigned, words[-1] = words[-1].rpartition("=")
-        before += assigned
+        before, equals, words[-1] = words[-1].rpartition("=")
+        before += equals
     environ.update({"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1), _BEFORE: before})
 
 
-def _fitting(names: Iterable[str], incomplete: str) -> list[str]:
-    """Those that begin so, without what bash has already."""
+def _matching(names: Iterable[str], incomplete: str) -> list[str]:
+    """Return the names that begin so, without the part that bash keeps."""
     before = os.environ.get(_BEFORE, "")
     return [name.removeprefix(before) for name in names if name.startswith(before + incomplete)]
 
 
 def run_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Labels of the runs of this folder, and ids once one is begun."""
-    from orchestrator.workspace import DEFAULT_DATABASE, Workspace
-
+    """Labels of the runs of this folder, and run ids once one is begun."""
     try:
         workspace = Workspace.at(database=str(ctx.params.get("database") or DEFAULT_DATABASE))
         if not workspace.has_database:
             return []
-        from db.connect import open_store
-        from db.queries import run_records
-
-        with open_store(workspace.database, read_only=True) as store:
-            known = run_records(store).values()
+        with connect.open_store(workspace.database, read_only=True) as store:
+            records = queries.run_records(store).values()
     except (OrchestrateError, OSError):
         return []
-    names = [record.label for record in known] + [record.run_id for record in known if incomplete]
-    return _fitting(dict.fromkeys(names), incomplete)
+    names = [record.label for record in records] + [record.run_id for record in records if incomplete]
+    return _matching(dict.fromkeys(names), incomplete)
 
 
 def study_names(incomplete: str) -> list[str]:
-    """Starter starter_studies."""
-    from orchestrator.config import starter_studies
-
+    """Starter studies."""
     return [name for name in starter_studies.names() if name.startswith(incomplete)]
 
 
+def profile_names(incomplete: str) -> list[str]:
+    """Shipped profiles of clusters."""
+    return [name for name in cluster_file.shipped() if name.startswith(incomplete)]
+
+
 def cluster_names(incomplete: str) -> list[str]:
-    """What ``--cluster`` takes: shipped profiles, and files here or in a folder here."""
+    """What ``--cluster`` takes: shipped profiles, and TOML files here or one folder below."""
     folder, slash, begun = incomplete.rpartition("/")
     files: list[str] = []
     with contextlib.suppress(OSError):
@@ -84,48 +91,32 @@ def cluster_names(incomplete: str) -> list[str]:
 
 
 def settings(incomplete: str) -> list[str]:
-    """``KEY=`` of ``--set``; of the only key that is meant, what it may be: installed names, or its default.
+    """What ``--set`` takes: ``KEY=``, and once only one key matches, its values.
 
-    With a default there are two words, so that a shell stops behind the ``=`` that they share.
+    A key with a default gives two words, so that the shell stops after the ``=`` that they share.
     """
-    from orchestrator.config.keys import KEYS
-
-    key, assigned, _ = (os.environ.get(_BEFORE, "") + incomplete).partition("=")
-    meant = [name for name in KEYS if (name == key if assigned else name.startswith(key))]
-    if len(meant) > 1:
-        return [f"{name}=" for name in meant]
-    return _fitting([text for name in meant for text in _worded(name)], incomplete)
+    key, equals, _ = (os.environ.get(_BEFORE, "") + incomplete).partition("=")
+    matching = [name for name in keys.KEYS if (name == key if equals else name.startswith(key))]
+    if len(matching) > 1:
+        return [f"{name}=" for name in matching]
+    return _matching([word for name in matching for word in _assignments(name)], incomplete)
 
 
-def _worded(key: str) -> list[str]:
-    from orchestrator.config.keys import DEFAULTS
-    from orchestrator.plugins import Plugins
-    from orchestrator.toml_file import show
-    from workloads.contract import EXECUTION_KEYS
-
+def _assignments(key: str) -> list[str]:
     if key in ("model", "dataset", "strategy"):
-        return [f"{key}={name.removesuffix('*')}" for name in Plugins.installed().names(key)]
-    default = DEFAULTS[key]
-    if default is None or key in EXECUTION_KEYS:
+        return [f"{key}={name.removesuffix('*')}" for name in plugins.Plugins.installed().names(key)]
+    default = keys.DEFAULTS[key]
+    if default is None or key in contract.EXECUTION_KEYS:
         return [f"{key}="]
-    return [f"{key}=", f"{key}={default if isinstance(default, str) else show(default)}"]
+    return [f"{key}=", f"{key}={default if isinstance(default, str) else toml_file.show(default)}"]
 
 
 def column(incomplete: str) -> list[str]:
     """A column of results."""
-    from db.queries import SUMMARY_COLUMNS
-
-    return [name for name in SUMMARY_COLUMNS if name.startswith(incomplete)]
+    return [name for name in queries.SUMMARY_COLUMNS if name.startswith(incomplete)]
 
 
 def columns(incomplete: str) -> list[str]:
     """The last of several columns with commas between."""
     before, comma, last = incomplete.rpartition(",")
     return [before + comma + name for name in column(last)]
-
-
-def profile_names(incomplete: str) -> list[str]:
-    """Shipped profiles of clusters."""
-    from orchestrator.cluster import cluster_file
-
-    return [name for name in cluster_file.shipped() if name.startswith(incomplete)]

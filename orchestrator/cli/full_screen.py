@@ -1,7 +1,11 @@
-"""The full-screen view of a terminal: one thread looks, another one reads keys and draws.
+"""The full-screen view of a terminal: the main thread polls, a second one reads keys and draws.
 
-The main thread looks, which may take as long as Slurm takes to answer. Leaving ends nothing but the view: who looks at
-something slow is interrupted as by Ctrl-C, which every command survives.
+A poll takes as long as Slurm takes to answer, so keys cannot wait for it. Leaving the view ends nothing else: a slow
+poll is interrupted as by Ctrl-C, which every command survives.
+
+Textual is not used. It would replace the 150 lines of ``screen_layout`` that draw, but not those here: it runs its
+event loop on the main thread, the only one that handles signals in Python, where an interrupt must reach the poll.
+It also takes 0.35 s to import (Textual 8.2; Rich alone takes 0.06 s) and brings four more packages.
 """
 
 from __future__ import annotations
@@ -17,87 +21,86 @@ import tty
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.live import Live
+
+from orchestrator.cli import log_files, screen_layout
 from orchestrator.tracking.status_summary import StatusSummary
+from workloads.files.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from orchestrator.cli.screen_layout import Looks
     from orchestrator.workspace import Workspace
 
 DRAW_S = 0.5
-"""The screen is drawn at least so often: a resized terminal and a growing log are followed."""
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
-"""Signals upon which the screen is left."""
+"""Longest time between two drawings, seconds: the log grows, and the terminal is resized."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
+"""Signals on which the terminal is restored."""
 PATIENCE_S = 1.5
-"""After q, so long for a look to end by itself."""
+"""How long a poll may take to end by itself after ``q``, seconds."""
 _LOG_LINES = 200
 
 
-class Screen:
-    """A full-screen view; a context manager that leaves the terminal as it was."""
+class FullScreen:
+    """A view on the terminal's alternate screen; a context manager that restores the terminal."""
 
     def __init__(self, workspace: Workspace) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        from orchestrator.cli.screen_layout import Looks
-
         self._workspace = workspace
         self._console = Console(highlight=False)
         self._live = Live(console=self._console, screen=True, auto_refresh=False)
-        self._seen = StatusSummary(updated_at=0.0)
-        self._looks: Looks = Looks()
+        self._summary = StatusSummary(updated_at=0.0)
+        self._choice = screen_layout.Choice()
         self._left = threading.Event()
         self._closed = threading.Event()
-        self._news, self._bell = os.pipe()
+        self._wake_reader, self._wake_writer = os.pipe()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="screen", daemon=True)
         self._keyboard = sys.stdin.fileno() if sys.stdin.isatty() else None
-        self._terminal: Any = None
+        self._modes: Any = None
         self._handlers: dict[int, Any] = {}
         self._signal = 0
-        """What the main thread was told to end by."""
-        self._ready = False
-        """Whether the screen is up: while it is set up or put away, no signal's handler raises."""
+        """The signal by which the main thread is to end."""
+        self._is_up = False
+        """Whether signal handlers may raise: not while the screen is set up or restored."""
         self._raised = False
 
     def __enter__(self) -> None:
-        # Whoever started us may have had SIGINT ignored, and leaving needs it.
-        for number in _ENDING:
+        # A shell without job control starts background commands with SIGINT ignored (POSIX, 2.11), and q needs it.
+        for number in _SIGNALS:
             if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
-                self._handlers[number] = signal.signal(number, self._interrupted)
+                self._handlers[number] = signal.signal(number, self._handle_signal)
         try:
             if self._keyboard is not None:
-                self._terminal = termios.tcgetattr(self._keyboard)
-                _read_keys(self._keyboard)
+                self._modes = termios.tcgetattr(self._keyboard)
+                _read_single_keys(self._keyboard)
             self._live.start()
             self._thread.start()
-            self._ready = True
+            self._is_up = True
             if self._signal:
-                raise _ending(self._signal)
+                raise _exception_for(self._signal)
         except BaseException:
             self.__exit__(None, None, None)
             raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._ready = False
+        self._is_up = False
         self._closed.set()
-        self._ring()
+        self._wake()
         try:
             if self._thread.ident is not None:
                 self._thread.join(PATIENCE_S)
-            with contextlib.suppress(OSError):  # of a terminal that is gone
+            with contextlib.suppress(OSError):  # the terminal may be gone
                 self._live.stop()
         finally:
-            if self._keyboard is not None and self._terminal is not None:
-                # What was typed and not read is not for the shell.
+            if self._keyboard is not None and self._modes is not None:
+                # TCSAFLUSH drops unread keys, which the shell would take for commands.
                 with contextlib.suppress(termios.error):
-                    termios.tcsetattr(self._keyboard, termios.TCSAFLUSH, self._terminal)
+                    termios.tcsetattr(self._keyboard, termios.TCSAFLUSH, self._modes)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
 
     def show(self, seen: StatusSummary) -> None:
-        self._seen = seen
-        self._ring()
+        self._summary = seen
+        self._wake()
 
     def pause(self, seconds: float) -> bool:
         self._left.wait(seconds)
@@ -105,52 +108,47 @@ class Screen:
             raise self._error
         return not self._left.is_set()
 
-    def _interrupted(self, number: int, _frame: FrameType | None) -> None:
-        """Leave what the main thread is at, unless it is setting up or leaving anyway."""
+    def _handle_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Interrupt the main thread, unless it sets up or restores the screen."""
         self._signal = number
-        self._ring()
-        if self._ready and not self._raised:
+        self._wake()
+        if self._is_up and not self._raised:
             self._raised = True
-            raise _ending(number)
+            raise _exception_for(number)
 
-    def _ring(self) -> None:
-        os.write(self._bell, b"!")
+    def _wake(self) -> None:
+        os.write(self._wake_writer, b"!")
 
     def _serve(self) -> None:
-        """The other thread: keys and drawing."""
-        # A signal that this thread took would not wake the main one from what it waits for.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        """Draw and read keys, in the second thread."""
+        # The kernel gives a signal to any thread that does not block it (signal(7)); only the main one's poll must end.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             while not self._closed.is_set():
                 self._draw()
                 self._listen()
-        except BaseException as error:  # told by the main thread
+        except BaseException as error:  # the main thread raises it
             self._error = error
             self._left.set()
 
     def _draw(self) -> None:
-        from orchestrator.cli import log_files, screen_layout
-        from workloads.files.run_dir import RunDir
-
-        seen, looks = self._seen, self._looks
-        chosen = looks.chosen(seen) if looks.log else None
+        seen, choice = self._summary, self._choice
+        run = choice.run(seen) if choice.log else None
         log: list[str] = []
-        if chosen is not None:
-            attempt = RunDir.of(self._workspace.runs, chosen.run_id).attempt(chosen.attempt)
-            log = log_files.last_lines(attempt, chosen.job_id, _LOG_LINES)
+        if run is not None:
+            attempt = RunDir.of(self._workspace.runs, run.run_id).attempt(run.attempt)
+            log = log_files.last_lines(attempt, run.job_id, _LOG_LINES)
         width, height = self._console.size
-        self._live.update(screen_layout.draw(seen, looks, log, (width, height)), refresh=True)
+        self._live.update(screen_layout.draw(seen, choice, log, (width, height)), refresh=True)
 
     def _listen(self) -> None:
-        """Wait for a key, for news, or for the time to draw again."""
-        from orchestrator.cli import screen_layout
-
-        sources = [self._news] + ([] if self._keyboard is None else [self._keyboard])
+        """Wait for a key, for a new summary, or for the time to draw again."""
+        sources = [self._wake_reader] + ([] if self._keyboard is None else [self._keyboard])
         ready, _, _ = select.select(sources, [], [], DRAW_S)
-        if self._news in ready:
-            os.read(self._news, 4096)
+        if self._wake_reader in ready:
+            os.read(self._wake_reader, 4096)
         if self._signal:
-            self._insist(self._signal)
+            self._interrupt_until_closed(self._signal)
         if self._keyboard not in ready:
             return
         assert self._keyboard is not None
@@ -158,32 +156,39 @@ class Screen:
         if not typed:  # the terminal is gone
             self._keyboard = None
             self._leave()
-        for key in screen_layout.keys_in(typed.decode(errors="replace")):
+        for key in screen_layout.split_keys(typed.decode(errors="replace")):
             if key == "q":
                 self._leave()
                 return
-            lines = screen_layout.page(self._seen, self._looks, self._console.size.height)
-            self._looks = self._looks.press(key, self._seen, lines)
+            lines = screen_layout.num_listed(self._summary, self._choice, self._console.size.height)
+            self._choice = self._choice.press(key, self._summary, lines)
 
     def _leave(self) -> None:
-        """Let the main thread go; interrupt it when it looks at something that takes long."""
+        """End the view, and interrupt a poll that takes long."""
         self._left.set()
-        self._insist(signal.SIGINT)
+        self._interrupt_until_closed(signal.SIGINT)
 
-    def _insist(self, number: int) -> None:
-        """Interrupt the main thread until it closes this: in an import, say, Python drops what a handler raises."""
+    def _interrupt_until_closed(self, number: int) -> None:
+        """Repeat the signal until the main thread closes the view.
+
+        Once is not enough: Python prints and drops an exception that a handler raises within ``__del__`` and in the
+        import system's weak reference callbacks (``sys.unraisablehook``).
+        """
         while not self._closed.wait(PATIENCE_S):
             self._raised = False
             with contextlib.suppress(ProcessLookupError):
                 signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
-def _ending(number: int) -> BaseException:
+def _exception_for(number: int) -> BaseException:
     return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
-def _read_keys(keyboard: int) -> None:
-    """Take keys one by one and unseen, also those typed before; Ctrl-Z would leave the terminal so."""
+def _read_single_keys(keyboard: int) -> None:
+    """Switch the keyboard to single keys without echo (termios(3)), keeping keys that were typed before.
+
+    Ctrl-Z is off: a stopped process would leave the terminal in this mode.
+    """
     tty.setcbreak(keyboard, termios.TCSANOW)
     modes = termios.tcgetattr(keyboard)
     modes[6][termios.VSUSP] = b"\0"

@@ -1,4 +1,4 @@
-"""Showing the log files of an attempt, once or as they grow."""
+"""Print the log files of an attempt, once or as they grow."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from workloads.files.run_dir import AttemptDir, jobs_folder
 
 POLL_S = 0.3
 _LINE_BYTES = 200
-"""A line of a log, roughly: so much of a file is read for its last lines."""
+"""Assumed length of a line, to read only the end of a file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which logs."""
+class LogSelection:
+    """Which logs of an attempt."""
 
-    rank: int | None
+    rank: int | None = 0
     """None for all ranks."""
-    stdout: bool
-    stderr: bool
+    stdout: bool = True
+    stderr: bool = True
 
 
 @dataclass(slots=True)
 class _Tail:
-    """How far each file was shown, and which one was shown last."""
+    """How far each file was printed, and which one was printed last."""
 
     offsets: dict[Path, int] = field(default_factory=dict)
     last: Path | None = None
 
-    def show(self, files: list[Path]) -> bool:
-        """Print what is new; whether there was something."""
-        shown = False
+    def print_new(self, files: list[Path]) -> bool:
+        """Print what is new, and return whether there was anything."""
+        printed = False
         for path in files:
             try:
                 with open(path, "rb") as stream:
@@ -50,26 +50,26 @@ class _Tail:
                 self.offsets[path] = self.offsets.get(path, 0) + len(content)
                 sys.stdout.write(content.decode("utf-8", "replace"))
                 sys.stdout.flush()
-                shown = True
-        return shown
+                printed = True
+        return printed
 
 
-def show(attempt: AttemptDir, job_id: str | None, wanted: Wanted, *, follow: bool) -> bool:
-    """Print an attempt's logs; whether there was anything in them."""
+def print_logs(attempt: AttemptDir, job_id: str | None, selection: LogSelection, *, follow: bool) -> bool:
+    """Print an attempt's logs, with ``follow`` until it ends; return whether there was anything in them."""
     tail = _Tail()
     while True:
-        # Asked before reading, so that what came last is still read.
+        # Checked before the logs are read, so that the last lines are not missed.
         ended = not follow or Exit.read(attempt) is not None or attempt.result.exists()
-        shown = tail.show(files(attempt, job_id, wanted))
-        if ended and not (follow and shown):
+        printed = tail.print_new(files(attempt, job_id, selection))
+        if ended and not (follow and printed):
             return bool(tail.offsets)
         time.sleep(POLL_S)
 
 
 def last_lines(attempt: AttemptDir, job_id: str | None, count: int) -> list[str]:
-    """The last lines that rank 0 of an attempt printed, standard error after standard output."""
+    """Return the last lines of rank 0, standard error after standard output."""
     lines: list[str] = []
-    for path in files(attempt, job_id, Wanted(rank=0, stdout=True, stderr=True)):
+    for path in files(attempt, job_id, LogSelection()):
         try:
             with open(path, "rb") as stream:
                 stream.seek(max(0, stream.seek(0, 2) - count * _LINE_BYTES))
@@ -79,38 +79,38 @@ def last_lines(attempt: AttemptDir, job_id: str | None, count: int) -> list[str]
     return lines[-count:]
 
 
-def files(attempt: AttemptDir, job_id: str | None, wanted: Wanted) -> list[Path]:
-    """The logs of an attempt that are there."""
-    ranks = range(_num_ranks(attempt, job_id)) if wanted.rank is None else [wanted.rank]
-    return [path for rank in ranks for path in _of_rank(attempt, job_id, rank) if _is_wanted(path, wanted)]
+def files(attempt: AttemptDir, job_id: str | None, selection: LogSelection) -> list[Path]:
+    """Return the log files of an attempt that exist."""
+    ranks = range(_num_ranks(attempt, job_id)) if selection.rank is None else [selection.rank]
+    return [
+        path
+        for rank in ranks
+        for path in _rank_files(attempt, job_id, rank)
+        if (selection.stderr if path.suffix == ".err" else selection.stdout)
+    ]
 
 
-def _of_rank(attempt: AttemptDir, job_id: str | None, rank: int) -> list[Path]:
-    """Local mode's files, else the Slurm task's, else those that the rank itself said it writes to."""
-    files = attempt.logs(rank) or _of_task(attempt, job_id, rank)
-    if files:
-        return sorted(files, key=lambda path: path.suffix != ".out")
+def _rank_files(attempt: AttemptDir, job_id: str | None, rank: int) -> list[Path]:
+    """Return a rank's files in local mode, else those of its Slurm task, else those that its start event names."""
+    found = attempt.logs(rank) or _task_files(attempt, job_id, rank)
+    if found:
+        return sorted(found, key=lambda path: path.suffix != ".out")
     starts, _ = read_events(attempt.events(rank), 0, "start")
     return [Path(name) for event in starts[-1:] for name in event.get("logs", []) if Path(name).is_file()]
 
 
-def _of_task(attempt: AttemptDir, job_id: str | None, rank: int) -> list[Path]:
-    """Rank logs of a task of a Slurm array; where there is none, what the job script said."""
+def _task_files(attempt: AttemptDir, job_id: str | None, rank: int) -> list[Path]:
+    """Return the files of a rank of a Slurm array task, or the job script's output where the task wrote none."""
     if job_id is None:
         return []
     jobs = jobs_folder(attempt.path.parents[3])
     ranks = [jobs / job_id.partition("_")[0] / f"{job_id}_{rank}_log.{kind}" for kind in ("out", "err")]
-    found = [path for path in ranks if path.exists()]
     script = jobs / f"slurm-{job_id}.out"
-    return found or ([script] if rank == 0 and script.exists() else [])
-
-
-def _is_wanted(path: Path, wanted: Wanted) -> bool:
-    return wanted.stderr if path.suffix == ".err" else wanted.stdout
+    return [path for path in ranks if path.exists()] or ([script] if rank == 0 and script.exists() else [])
 
 
 def _num_ranks(attempt: AttemptDir, job_id: str | None) -> int:
     number = 0
-    while _of_rank(attempt, job_id, number):
+    while _rank_files(attempt, job_id, number):
         number += 1
     return number

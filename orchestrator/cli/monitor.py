@@ -1,4 +1,8 @@
-"""Monitor."""
+"""Poll runs and show them until they end or the user leaves: ``--wait``, ``--watch`` and ``watch``.
+
+Runs do not depend on this process. Each poll does what ``status`` does: it records what ended, and finishes what was
+interrupted. A poll that fails changes nothing, and the next one tries again.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +17,32 @@ from typing import TYPE_CHECKING, Protocol
 import typer
 
 from orchestrator.cli import output
-from orchestrator.cli.backlog import Shepherd
 from orchestrator.cli.progress import Bars, Lines
-from orchestrator.cli.refresh import refreshed
+from orchestrator.cli.refresh import refresh_runs
 from orchestrator.errors import InputError, OrchestrateError
 from orchestrator.tracking.status_summary import StatusSummary
 from workloads.contract import State
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from orchestrator.cli import full_screen
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from orchestrator.cli.backlog import Backlog
     from orchestrator.tracking.tracker import RunStatus
     from orchestrator.workspace import Workspace
 
-
-LOOK_S = 0.5
-
-
-LOOKING_SHARE = 0.2
-"""At most this share of the time is spent on looking: thousands of runs shall not keep a login node busy."""
-
-
-INTERRUPTED = 130
+POLL_S = 0.5
+MAX_BUSY_SHARE = 0.2
+"""Share of the time spent on polling: with thousands of runs it would load a login node, which is shared."""
+EXIT_INTERRUPTED = 130
+"""Exit code of shells for SIGINT: 128 + 2."""
 
 
 class View(Protocol):
-    """Shows what was seen."""
+    """Shows summaries."""
 
     def __enter__(self) -> object: ...
 
@@ -47,14 +51,14 @@ class View(Protocol):
     ) -> None: ...
 
     def show(self, seen: StatusSummary) -> None:
-        """Something new was seen."""
+        """Show a new summary."""
 
     def pause(self, seconds: float) -> bool:
-        """Wait until the next look; whether to go on."""
+        """Wait for the next poll, and return whether to go on."""
 
 
-class _Notes(logging.Handler):
-    """Takes what modules log, so that no view is written across."""
+class _NoteHandler(logging.Handler):
+    """Collects what modules log, so that log lines do not break up a view."""
 
     def __init__(self, notes: list[str]) -> None:
         super().__init__(logging.WARNING)
@@ -64,40 +68,51 @@ class _Notes(logging.Handler):
         self._notes.append(record.getMessage())
 
 
-class Looker:
-    """Looks at runs; a look that fails is shown as such, with what the last good one saw. Before there was a good one,
-    what was asked for wrongly is raised: it would fail each time."""
+class Monitor:
+    """Polls runs. A poll that fails returns the last good summary with the problem."""
 
     def __init__(
         self,
         workspace: Workspace,
         *,
         only: Collection[str] | None = None,
-        shepherd: Shepherd | None = None,
+        backlog: Backlog | None = None,
         recover: bool = True,
     ) -> None:
+        """Monitor the runs of a workspace.
+
+        Args:
+            workspace: the files of this command.
+            only: run ids; None for all.
+            backlog: submitted as the site's limit allows.
+            recover: whether to resubmit runs that ended without a result, as far as the recovery rules allow it.
+        """
         self._workspace = workspace
         self._recover = recover
         self._only = None if only is None else frozenset(only)
-        self._shepherd = shepherd
+        self._backlog = backlog
         self._last = StatusSummary(updated_at=0.0)
 
-    def look(self) -> StatusSummary:
-        """What there is now."""
+    def poll(self) -> StatusSummary:
+        """Return the states of now.
+
+        Raises:
+            InputError: the first poll failed by what the user gave, so that every other one would fail too.
+        """
         notes: list[str] = []
-        handler = _Notes(notes)
+        handler = _NoteHandler(notes)
         logging.getLogger().addHandler(handler)
         try:
-            runs = refreshed(self._workspace, notes.append, recover=self._recover)
-            if self._shepherd is not None and (said := self._shepherd.tend(runs)):
-                notes += said
-                runs = refreshed(self._workspace, notes.append)
-            unsent = frozenset(self._shepherd.done.held if self._shepherd else ())
+            runs = refresh_runs(self._workspace, notes.append, recover=self._recover)
+            if self._backlog is not None and (submitted := self._backlog.submit_more(runs)):
+                notes += submitted
+                runs = refresh_runs(self._workspace, notes.append)
+            backlog = frozenset(self._backlog.result.backlog if self._backlog else ())
             wanted = self._only if self._only is not None else {run.run_id for run in runs}
-            runs = [run for run in runs if run.run_id in wanted - unsent]
-            due = sum(self._comes_again(run) for run in runs)
+            runs = [run for run in runs if run.run_id in wanted - backlog]
+            due = sum(self._will_resubmit(run) for run in runs)
             self._last = StatusSummary(
-                runs, num_unsubmitted=len(unsent), num_to_resubmit=due, notes=tuple(dict.fromkeys(notes))
+                runs, num_unsubmitted=len(backlog), num_to_resubmit=due, notes=tuple(dict.fromkeys(notes))
             )
         except (OrchestrateError, OSError) as error:
             if isinstance(error, InputError) and not self._last.updated_at:
@@ -107,22 +122,21 @@ class Looker:
             logging.getLogger().removeHandler(handler)
         return self._last
 
-    def _comes_again(self, run: RunStatus) -> bool:
-        """Whether a run that has ended will be sent again when there is room."""
-        limited = self._shepherd is not None and self._shepherd.limited
-        return limited and self._recover and run.will_resubmit
+    def _will_resubmit(self, run: RunStatus) -> bool:
+        """Whether recovery resubmits a run that has ended once the site's limit allows it."""
+        return self._backlog is not None and self._backlog.is_limited and self._recover and run.will_resubmit
 
 
-def attend(look: Callable[[], StatusSummary], view: View, *, until_over: bool = True) -> tuple[StatusSummary, bool]:
-    """Look and show until the runs are over or the person leaves.
+def follow(poll: Callable[[], StatusSummary], view: View, *, until_over: bool = True) -> tuple[StatusSummary, bool]:
+    """Poll and show until the runs are over or the user leaves.
 
     Args:
-        look: one look.
-        view: shows it.
-        until_over: whether to end when nothing goes on; else only when the person leaves.
+        poll: returns the states of now.
+        view: shows them.
+        until_over: whether to end when no run is live; else only the user ends it.
 
     Returns:
-        What was seen last, and whether the person left before the end.
+        The last summary, and whether the user left before the end.
 
     Raises:
         KeyboardInterrupt: Ctrl-C.
@@ -130,12 +144,12 @@ def attend(look: Callable[[], StatusSummary], view: View, *, until_over: bool = 
     with view:
         while True:
             started = time.monotonic()
-            seen = look()
+            seen = poll()
             spent_s = time.monotonic() - started
             view.show(seen)
             if until_over and seen.over and not seen.problem:
                 return seen, False
-            if not view.pause(max(LOOK_S, spent_s / LOOKING_SHARE)):
+            if not view.pause(max(POLL_S, spent_s / MAX_BUSY_SHARE)):
                 return seen, True
 
 
@@ -143,43 +157,41 @@ def wait(
     workspace: Workspace,
     run_ids: Sequence[str],
     command: str,
-    shepherd: Shepherd | None = None,
+    backlog: Backlog | None = None,
     *,
     recover: bool = True,
 ) -> Counter[State]:
-    """Wait until these runs have ended; how many ended how.
+    """Wait until runs have ended, and return how many are in which state.
 
     Args:
-        workspace: the files of this invocation.
+        workspace: the files of this command.
         run_ids: the runs.
-        command: what waits, for the message of an interruption.
-        shepherd: sends those that were not sent yet; then the view is the full-screen one, where there is a terminal.
-        recover: whether what ends without a result is sent again where its class and its bound allow it.
+        command: the command that waits, to name it when it is interrupted.
+        backlog: to be submitted meanwhile; with one, a terminal shows the full screen.
+        recover: whether to resubmit runs that ended without a result, as far as the recovery rules allow it.
 
     Raises:
-        typer.Exit: the person left, after saying that the runs go on.
+        typer.Exit: the user left; the runs go on.
     """
-    looker = Looker(workspace, only=run_ids, shepherd=shepherd, recover=recover)
+    monitor = Monitor(workspace, only=run_ids, backlog=backlog, recover=recover)
     try:
-        seen, left = attend(looker.look, _view(workspace, full_screen=shepherd is not None))
+        seen, left = follow(monitor.poll, _view(workspace, on_full_screen=backlog is not None))
         how = "left"
     except KeyboardInterrupt:
         left, how = True, "interrupted"
     if left:
-        unsent = len(shepherd.done.held) if shepherd else 0
-        stay = f"; {unsent} stay planned until the same command is there again" if unsent else ""
-        again = "watch" if shepherd and not unsent else command
-        output.talk(
-            f"{how}: the runs go on{stay}; orchestrate status shows them, orchestrate cancel --all stops them, "
+        unsubmitted = len(backlog.result.backlog) if backlog else 0
+        rest = f"; {unsubmitted} stay planned until the same command runs again" if unsubmitted else ""
+        again = "watch" if backlog and not unsubmitted else command
+        output.print_message(
+            f"{how}: the runs go on{rest}; orchestrate status shows them, orchestrate cancel --all stops them, "
             f"orchestrate {again} shows this again"
         )
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(EXIT_INTERRUPTED)
     return seen.counts
 
 
-def _view(workspace: Workspace, *, full_screen: bool) -> View:
-    if full_screen and sys.stdout.isatty():
-        from orchestrator.cli.full_screen import Screen
-
-        return Screen(workspace)
-    return Bars() if sys.stderr.isatty() else Lines(output.talk)
+def _view(workspace: Workspace, *, on_full_screen: bool) -> View:
+    if on_full_screen and sys.stdout.isatty():
+        return full_screen.FullScreen(workspace)
+    return Bars() if sys.stderr.isatty() else Lines(output.print_message)

@@ -1,4 +1,4 @@
-"""Progress."""
+"""Progress of runs on standard error: bars in a terminal, lines in a log."""
 
 from __future__ import annotations
 
@@ -9,39 +9,38 @@ from typing import TYPE_CHECKING
 from orchestrator.cli import output
 from orchestrator.tracking.status_summary import StatusSummary, describe_progress, describe_waiting, fraction_done
 from workloads.contract import State
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from rich import console, progress
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
     from orchestrator.tracking.tracker import RunStatus
 
-
 LINE_EVERY_S = 10.0
-"""Without a terminal: at least this long between two lines of the whole, unless something changed."""
-
-
+"""Shortest time between two lines about all runs, seconds."""
 SAME_LINE_EVERY_S = 600.0
-"""The same line again says only that somebody still looks."""
-
-
-LABEL_LENGTH = 48
-
-
-def short(label: str) -> str:
-    """One line, whatever people put into names."""
-    text = " ".join(label.split())
-    return text if len(text) <= LABEL_LENGTH else f"{text[: LABEL_LENGTH - 1]}…"
+"""Shortest time until the same line is repeated as a sign of life, seconds."""
+MAX_LABEL = 48
+"""Characters of a label."""
+_QUIET = {State.PLANNED, State.SUBMITTING, State.PENDING}
+"""A change between these states is not worth a line."""
 
 
 class Lines:
-    """For logs and pipes: a line for each change, and now and then one for the whole."""
+    """A line for each change, and from time to time one about all runs."""
 
-    def __init__(self, say: Callable[[str], None], *, from_start: bool = True) -> None:
-        """``from_start``: what a run has come to before the first look is told too."""
-        self._say = say
-        self._said_at, self._said = float("-inf"), ""
+    def __init__(self, report: Callable[[str], None], *, from_start: bool = True) -> None:
+        """Report to a function.
+
+        Args:
+            report: takes lines.
+            from_start: whether to report states that runs had reached before the first summary.
+        """
+        self._report = report
+        self._summary_at, self._summary = float("-inf"), ""
         self._known: dict[str, tuple[int, State]] | None = {} if from_start else None
-        self._told: Collection[str] = ()
+        self._notes: Collection[str] = ()
 
     def __enter__(self) -> None:
         pass
@@ -50,65 +49,63 @@ class Lines:
         pass
 
     def show(self, seen: StatusSummary) -> None:
-        told = [*seen.notes, f"states are as last seen: {seen.problem}"][: len(seen.notes) + bool(seen.problem)]
-        for text in told:
-            if text not in self._told:
-                self._say(text)
-        self._told = told
+        notes = [*seen.notes, *([f"states are as last seen: {seen.problem}"] if seen.problem else [])]
+        for note in notes:
+            if note not in self._notes:
+                self._report(note)
+        self._notes = notes
         if self._known is not None:
             for run in seen.runs:
                 before = self._known.get(run.run_id, (run.attempt, State.PENDING))
                 if (run.attempt, run.state) != before and not (run.state in _QUIET and before[1] in _QUIET):
-                    self._say(_change(run))
+                    self._report(_describe_change(run))
         self._known = {run.run_id: (run.attempt, run.state) for run in seen.runs}
-        text = whole(seen)
-        pause_s = SAME_LINE_EVERY_S if text == self._said else LINE_EVERY_S
-        if time.monotonic() - self._said_at >= pause_s and not seen.over:
-            self._said_at, self._said = time.monotonic(), text
-            self._say(text)
+        summary = summarize(seen)
+        pause_s = SAME_LINE_EVERY_S if summary == self._summary else LINE_EVERY_S
+        if time.monotonic() - self._summary_at >= pause_s and not seen.over:
+            self._summary_at, self._summary = time.monotonic(), summary
+            self._report(summary)
 
     def pause(self, seconds: float) -> bool:
         time.sleep(seconds)
         return True
 
 
-_QUIET = {State.PLANNED, State.SUBMITTING, State.PENDING}
-"""Between these nothing happens that is worth a line."""
+def _shorten(label: str) -> str:
+    text = " ".join(label.split())
+    return text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…"
 
 
-def _change(run: RunStatus) -> str:
+def _describe_change(run: RunStatus) -> str:
     why = "; ".join(filter(None, (run.message or run.reason, run.recovery_message)))
-    told = why and run.state is not State.SUCCEEDED
-    return f"{short(run.label)}: {run.state.value}" + (f": {why}" if told else "")
+    has_why = why and run.state is not State.SUCCEEDED
+    return f"{_shorten(run.label)}: {run.state.value}" + (f": {why}" if has_why else "")
 
 
-def whole(seen: StatusSummary) -> str:
-    """All runs in one line."""
+def summarize(seen: StatusSummary) -> str:
+    """Return one line about all runs."""
     running = [run for run in seen.runs if run.state is State.RUNNING]
     text = f"{seen.num_ended}/{seen.total} done, {len(running)} running, {describe_waiting(seen)}"
-    shown = "; ".join(f"{short(run.label)} {describe_progress(run)}" for run in running)
-    return text + (f": {shown}" if shown else "")
+    details = "; ".join(f"{_shorten(run.label)} {describe_progress(run)}" for run in running)
+    return text + (f": {details}" if details else "")
 
 
 class Bars:
-    """For a terminal: one bar for everything, one line a running run."""
+    """A bar for all runs, and one for each running run."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._console = Console(stderr=True, highlight=False)
-        self._bars: Progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[detail]}", markup=False),
+        self._console = console.Console(stderr=True, highlight=False)
+        self._bars = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(bar_width=20),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("{task.fields[detail]}", markup=False),
             console=self._console,
         )
         self._all = self._bars.add_task("runs", total=None, detail="")
-        self._tasks: dict[str, TaskID] = {}
-        self._told: set[tuple[str, int]] = set()
+        self._tasks: dict[str, progress.TaskID] = {}
+        self._reported: set[tuple[str, int]] = set()
         self._notes: Collection[str] = ()
 
     def __enter__(self) -> None:
@@ -122,33 +119,30 @@ class Bars:
         return True
 
     def show(self, seen: StatusSummary) -> None:
-        for note in (*seen.notes, seen.problem):
+        notes = (*seen.notes, seen.problem)
+        for note in notes:
             if note and note not in self._notes:
                 self._print(note)
-        self._notes = (*seen.notes, seen.problem)
+        self._notes = notes
         for run in seen.runs:
-            if run.state.ended_badly and (run.run_id, run.attempt) not in self._told:
-                self._told.add((run.run_id, run.attempt))
-                self._print(_change(run))
+            if run.state.ended_badly and (run.run_id, run.attempt) not in self._reported:
+                self._reported.add((run.run_id, run.attempt))
+                self._print(_describe_change(run))
         running = {run.run_id: run for run in seen.runs if run.state is State.RUNNING}
-        self._bars.update(
-            self._all,
-            completed=seen.num_ended,
-            total=seen.total,
-            detail=f"{len(running)} running, {describe_waiting(seen)}",
-        )
+        detail = f"{len(running)} running, {describe_waiting(seen)}"
+        self._bars.update(self._all, completed=seen.num_ended, total=seen.total, detail=detail)
         for run_id in self._tasks.keys() - running.keys():
             self._bars.remove_task(self._tasks.pop(run_id))
         for run_id, run in running.items():
             if run_id not in self._tasks:
-                self._tasks[run_id] = self._bars.add_task(short(run.label), total=None, detail="")
-            share = fraction_done(run)
+                self._tasks[run_id] = self._bars.add_task(_shorten(run.label), total=None, detail="")
+            fraction = fraction_done(run)
             self._bars.update(
                 self._tasks[run_id],
-                completed=round(100 * (share or 0)),
-                total=None if share is None else 100,
+                completed=round(100 * (fraction or 0)),
+                total=None if fraction is None else 100,
                 detail=describe_progress(run),
             )
 
     def _print(self, text: str) -> None:
-        self._console.print(output.visible(text), markup=False, soft_wrap=True)
+        self._console.print(output.printable(text), markup=False, soft_wrap=True)

@@ -20,6 +20,7 @@ with lazy_imports(__name__):
 
 if TYPE_CHECKING:
     from db.attempt_files import IngestProblem
+    from db.ingest import CollectReport
     from orchestrator.workspace import Workspace
 
 

@@ -1,4 +1,4 @@
-"""Which runs a command means: those that are named, or all of a kind."""
+"""Which runs a command means: those that it names, or all of a kind."""
 
 from __future__ import annotations
 
@@ -13,63 +13,57 @@ from orchestrator.errors import InputError
 if TYPE_CHECKING:
     from orchestrator.tracking.tracker import RunStatus
 
-_LISTED = 10
-"""How many runs an error lists."""
+_MAX_LISTED = 10
+"""Runs that an error lists."""
 
+_RUN = "Run id or label, or the beginning of one."
 RunsArgument = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[RUN]...",
-        help="A run id or a label, or the start of one.",
-        show_default=False,
-        autocompletion=run_names,
-    ),
+    typer.Argument(metavar="[RUN]...", help=_RUN, show_default=False, autocompletion=run_names),
 ]
-RunArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN", help="A run id or a label, or the start of one.", show_default=False, autocompletion=run_names
-    ),
-]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=_RUN, show_default=False, autocompletion=run_names)]
 
 
-def one(found: Sequence[RunStatus], name: str) -> RunStatus:
-    """The run that a name means: a run id or its start, else a label, else the start of one.
+def select(
+    runs: Sequence[RunStatus], names: Sequence[str] | None, kind: Callable[[RunStatus], bool]
+) -> list[RunStatus]:
+    """Return the named runs, or all of a kind where none is named."""
+    return [find(runs, name) for name in names] if names else [run for run in runs if kind(run)]
+
+
+def find(runs: Sequence[RunStatus], name: str) -> RunStatus:
+    """Return the run with this run id or the beginning of one, else with this label, else with the beginning of one.
 
     Raises:
-        InputError: none, or several; lists them.
+        InputError: no run, or several; lists them.
     """
     ways = (
-        [run for run in found if name and run.run_id.startswith(name)],
-        [run for run in found if run.label == name],
-        [run for run in found if name and run.label.startswith(name)],
+        [run for run in runs if name and run.run_id.startswith(name)],
+        [run for run in runs if run.label == name],
+        [run for run in runs if name and run.label.startswith(name)],
     )
     matches = next((way for way in ways if way), [])
     if len(matches) == 1:
         return matches[0]
     if not matches:
-        raise InputError(f"no run is called {name!r}", hint="orchestrate status lists run ids and labels")
+        raise InputError(f"no run is named {name!r}", hint="orchestrate status lists run ids and labels")
     if len({run.label for run in matches}) > 1:
-        why, hint = listed(matches), "give more of the run id or the label"
+        why, hint = describe(matches), "give more of the run id or the label"
     else:
-        apart = listed(matches, lambda run: f"experiment {run.experiment}, {run.state}")
-        why = f"all have the label {matches[0].label}: {apart}"
-        hint = f"name one by its run id, such as {matches[0].run_id}"
-    raise InputError(f"{name!r} is the name of {len(matches)} runs", why=why, hint=hint)
+        details = describe(matches, lambda run: f"experiment {run.experiment}, {run.state}")
+        why = f"all have the label {matches[0].label}: {details}"
+        hint = f"give the run id of one, such as {matches[0].run_id}"
+    raise InputError(f"{name!r} names {len(matches)} runs", why=why, hint=hint)
 
 
-def listed(found: Sequence[RunStatus], told: Callable[[RunStatus], str] = lambda run: run.label) -> str:
-    """The first runs by id and what tells them apart, and how many more there are."""
-    more = f", and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    return ", ".join(f"{run.run_id} ({told(run)})" for run in found[:_LISTED]) + more
+def describe(runs: Sequence[RunStatus], detail: Callable[[RunStatus], str] = lambda run: run.label) -> str:
+    """Return the first runs by id, each with a detail, and how many more there are."""
+    more = f", and {len(runs) - _MAX_LISTED} more" if len(runs) > _MAX_LISTED else ""
+    return ", ".join(f"{run.run_id} ({detail(run)})" for run in runs[:_MAX_LISTED]) + more
 
 
-def insist(names: Sequence[str] | None, every: bool, verb: str, option: str) -> None:
-    """See to it that runs are named, or all of a kind are meant, and not both.
-
-    Raises:
-        InputError: neither is so, or both.
-    """
+def require_selection(names: Sequence[str] | None, every: bool, verb: str, option: str) -> None:
+    """Raise InputError unless either runs are named, or the option for all of a kind is given."""
     if bool(names) == every:
         raise InputError(
             f"{verb} which runs?" if not names else f"runs are named, and {option} is given too",

@@ -1,76 +1,100 @@
-"""Shared."""
+"""What ``submit`` and ``retry`` report of a submit, and how they wait for its runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import typer
 
 from orchestrator.errors import OperationError, PartlyDoneError
 from orchestrator.units import counted
-from orchestrator.workspace import Workspace
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from orchestrator.backends import base
+    from orchestrator.backends.slurm import executor
+    from orchestrator.cli import monitor
 
 if TYPE_CHECKING:
-    from orchestrator.cli.backlog import Shepherd
-    from orchestrator.submission.submitter import Submitted
+    from orchestrator.cli.backlog import Backlog
+    from orchestrator.submission.submitter import SubmitResult
+    from orchestrator.workspace import Workspace
 
 
-WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Show progress until all runs have ended.")]
+def combine(earlier: SubmitResult, later: SubmitResult) -> SubmitResult:
+    """Return the result of two submits of one plan: what both submitted, and what the later one left."""
+    return replace(
+        later,
+        submitted=[*earlier.submitted, *later.submitted],
+        resumed=[*earlier.resumed, *later.resumed],
+    )
 
 
-def _sent(done: Submitted, target: str) -> str:
-    text = f"{counted(len(done.sent), 'run')} sent" + (f" to {target}" if target and done.sent else "")
-    if done.resumed:
-        text += f", {len(done.resumed)} of an interrupted submit"
-    if done.skipped:
-        text += f", {len(done.skipped)} already sent by another command"
-    if done.held:
-        text += f", {len(done.held)} stay planned until there is room: submit again, or submit --watch, sends them"
+def describe(result: SubmitResult, target: str = "") -> str:
+    """Return a submit's result in one line."""
+    text = f"{counted(len(result.submitted), 'run')} submitted"
+    if target and result.submitted:
+        text += f" to {target}"
+    if result.resumed:
+        text += f", {len(result.resumed)} of an interrupted submit"
+    if result.skipped:
+        text += f", {len(result.skipped)} already submitted by another command"
+    if result.backlog:
+        text += (
+            f", {len(result.backlog)} stay planned, as the site's limit is reached: "
+            "orchestrate submit later, or submit --watch, submits them"
+        )
     return text
 
 
-def _complain(done: Submitted) -> None:
-    """Say what was not sent.
+def raise_for_failures(result: SubmitResult) -> None:
+    """Raise an error for runs that were not submitted.
 
     Raises:
-        PartlyDoneError: some was sent.
-        OperationError: nothing was.
+        PartlyDoneError: others were.
+        OperationError: none was.
     """
-    from orchestrator.backends.base import UNREACHABLE
-    from orchestrator.backends.slurm.executor import REJECTION_HINT
-
-    kind = PartlyDoneError if done.sent or done.resumed else OperationError
-    if done.refused:
-        said = dict.fromkeys(receipt.message for receipt in done.refused)
-        if all(receipt.reason == UNREACHABLE for receipt in done.refused):
+    kind = PartlyDoneError if result.submitted or result.resumed else OperationError
+    if result.rejected:
+        count = counted(len(result.rejected), "run")
+        why = "; ".join(dict.fromkeys(receipt.message for receipt in result.rejected))
+        if all(receipt.reason == base.UNREACHABLE for receipt in result.rejected):
             raise kind(
-                f"there is no Slurm to be reached from here: {counted(len(done.refused), 'run')} not sent",
-                why="; ".join(said),
-                hint="submit on a login node of the cluster; orchestrate submit --local takes this machine",
+                f"Slurm cannot be reached from here: {count} not submitted",
+                why=why,
+                hint="submit on a login node of the cluster; orchestrate submit --local uses this machine",
             )
-        raise kind(f"refused by Slurm: {counted(len(done.refused), 'run')}", why="; ".join(said), hint=REJECTION_HINT)
-    if done.in_doubt:
+        raise kind(f"Slurm rejected {count}", why=why, hint=executor.REJECTION_HINT)
+    if result.unanswered:
         raise kind(
-            f"{counted(done.in_doubt, 'run')}: Slurm did not say whether it took them",
-            why="it timed out, or cannot be reached",
-            hint="nothing is sent twice: orchestrate submit or status looks for them in the queue by name",
+            f"Slurm gave no answer for {counted(result.unanswered, 'run')}",
+            why="sbatch timed out, or the controller cannot be reached",
+            hint="orchestrate status looks for the jobs by name; nothing is submitted twice",
         )
 
 
-def _wait(
+def wait(
     workspace: Workspace,
     run_ids: Sequence[str],
     command: str,
-    shepherd: Shepherd | None = None,
+    backlog: Backlog | None = None,
     *,
     recover: bool,
     num_succeeded: int = 0,
 ) -> None:
-    """Wait for runs; ``num_succeeded``: how many had succeeded before, for the exit code."""
-    from orchestrator.cli import monitor
+    """Wait for runs, and exit with 1 where all ended without a result, with 3 where some did.
 
-    ended = monitor.wait(workspace, run_ids, command, shepherd, recover=recover)
+    Args:
+        workspace: the files of this command.
+        run_ids: the runs.
+        command: the command that waits, to name it when it is interrupted.
+        backlog: to be submitted meanwhile.
+        recover: whether to resubmit runs that ended without a result, as far as the recovery rules allow it.
+        num_succeeded: runs of this command that had succeeded before.
+    """
+    ended = monitor.wait(workspace, run_ids, command, backlog, recover=recover)
     bad = sum(count for state, count in ended.items() if state.ended_badly)
     if bad:
         raise typer.Exit(1 if bad == ended.total() + num_succeeded else 3)

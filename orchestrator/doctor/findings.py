@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Verdict(StrEnum):
+class Level(StrEnum):
     """How a finding stands."""
 
     OK = "ok"
@@ -20,18 +20,18 @@ class Finding:
     """One line of the doctor's report."""
 
     subject: str
-    verdict: Verdict
+    level: Level
     what: str
     fix: str = ""
 
 
 def ok(subject: str, what: str) -> Finding:
-    return Finding(subject, Verdict.OK, what)
+    return Finding(subject, Level.OK, what)
 
 
 def note(subject: str, what: str, fix: str = "") -> Finding:
-    return Finding(subject, Verdict.NOTE, what, fix)
+    return Finding(subject, Level.NOTE, what, fix)
 
 
 def fail(subject: str, what: str, fix: str = "") -> Finding:
-    return Finding(subject, Verdict.FAIL, what, fix)
+    return Finding(subject, Level.FAIL, what, fix)

@@ -18,7 +18,7 @@ from orchestrator.cluster import cluster_file
 from orchestrator.cluster.profile import ClusterProfile
 from orchestrator.config import experiment as experiments
 from orchestrator.doctor import site
-from orchestrator.doctor.findings import Finding, Verdict, fail, note, ok
+from orchestrator.doctor.findings import Finding, Level, fail, note, ok
 from orchestrator.environment import interpreter
 from orchestrator.environment.interpreter import Packages
 from orchestrator.errors import OrchestrateError
@@ -28,7 +28,7 @@ from orchestrator.units import counted
 from orchestrator.workspace import Workspace
 from workloads import registry
 
-__all__ = ["Finding", "Verdict", "examine"]
+__all__ = ["Finding", "Level", "examine"]
 
 MINIMUM_FREE_BYTES = 1 << 30
 
@@ -58,7 +58,7 @@ def examine(workspace: Workspace, *, local: bool, cluster: Path | None, probe_s:
     packages = Packages.of(profile.python if profile else None)
     yield from _strategies(packages)
     if packages.versions is not None:
-        problem = interpreter.uncompiled(packages.python, _variables(profile))
+        problem = interpreter.find_missing_bytecode(packages.python, _variables(profile))
         if problem is not None:
             yield note("start-up", *problem)
     spec, found = _experiment(workspace)
@@ -84,7 +84,7 @@ def _slurm(
     hosts = (socket.gethostname(), socket.getfqdn())
     worst = False
     for finding in site.examine(profile, plan, _run, user=getpass.getuser(), hosts=hosts):
-        worst = worst or finding.verdict is Verdict.FAIL
+        worst = worst or finding.level is Level.FAIL
         yield finding
     if not probe_s:
         yield note("probe", "what compute nodes see was not looked at", "orchestrate doctor --probe sends short jobs")
@@ -106,7 +106,7 @@ def _run(*argv: str) -> tuple[bool, str]:
 
 def _python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
-    return Finding("python", Verdict.OK, f"{version} at {sys.executable}")
+    return Finding("python", Level.OK, f"{version} at {sys.executable}")
 
 
 def _runs_folder(runs: Path, *, shared: bool) -> Iterator[Finding]:
@@ -120,7 +120,7 @@ def _runs_folder(runs: Path, *, shared: bool) -> Iterator[Finding]:
     mode = folder.stat().st_mode
     if folder == runs and mode & stat.S_IWOTH:
         yield Finding(
-            "runs", Verdict.FAIL, f"{runs} is writable for everybody, and jobs run pickles from it", f"chmod o-w {runs}"
+            "runs", Level.FAIL, f"{runs} is writable for everybody, and jobs run pickles from it", f"chmod o-w {runs}"
         )
         return
     free = shutil.disk_usage(folder).free
@@ -164,7 +164,7 @@ def _machine() -> Finding:
     what = f"{counted(len(machine.cores), 'CPU core')}, {counted(len(machine.gpus), 'GPU')}" + (
         f" ({gpus})" if gpus else ""
     )
-    return Finding("machine", Verdict.OK, what)
+    return Finding("machine", Level.OK, what)
 
 
 def _variables(profile: ClusterProfile | None) -> dict[str, str]:
@@ -176,15 +176,15 @@ def _variables(profile: ClusterProfile | None) -> dict[str, str]:
 
 def _strategies(packages: Packages) -> Iterator[Finding]:
     if packages.versions is None:
-        yield Finding("packages", Verdict.NOTE, f"{packages.python} could not be asked: {packages.problem}")
+        yield Finding("packages", Level.NOTE, f"{packages.python} could not be asked: {packages.problem}")
         return
     for name, strategy in registry.strategies().items():
         missing = packages.missing(strategy.packages)
         if missing:
             what = f"{name}: not available, {', '.join(missing)} missing"
-            yield Finding("strategy", Verdict.NOTE, what, packages.remedy(missing))
+            yield Finding("strategy", Level.NOTE, what, packages.install_command(missing))
         else:
-            yield Finding("strategy", Verdict.OK, name)
+            yield Finding("strategy", Level.OK, name)
 
 
 def _experiment(workspace: Workspace) -> tuple[experiments.ExperimentSpec | None, list[Finding]]:

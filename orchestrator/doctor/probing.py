@@ -90,7 +90,7 @@ def probe(
         )
         findings = list(dict.fromkeys(_go_through(place, profile, wanted, packages, patience_s)))
     yield from findings
-    if all(finding.verdict == "ok" for finding in findings):
+    if all(finding.level == "ok" for finding in findings):
         yield ok("runs", f"{workspace.runs}: nodes write there, and it is read here")
         shutil.rmtree(folder, ignore_errors=True)
     else:
@@ -102,14 +102,14 @@ def _go_through(
 ) -> Iterator[Finding]:
     place.experiment.write_text(_experiment(wanted), encoding="utf-8")
     spec = experiments.load(place.experiment)
-    made = planner.make(place, spec, profile, None, {}, [], packages)
+    made = planner.make_plan(place, spec, profile, None, {}, [], packages)
     for excluded in made.excluded:
         yield fail("probe", f"{excluded.fields['hardware']}: {excluded.why}")
     # What is wrong with the data here is said elsewhere; this is about how the nodes see it.
     plan = replace(made, checks=[])
     sent_at = time.time()
-    done = submitter.submit(place, plan)
-    for message in dict.fromkeys(receipt.message for receipt in done.refused):
+    done = submitter.submit_plan(place, plan)
+    for message in dict.fromkeys(receipt.message for receipt in done.rejected):
         yield fail("probe", f"refused by Slurm: {message}", REJECTION_HINT)
     seen_at, statuses = _wait(place, patience_s)
     for run in plan.runs:

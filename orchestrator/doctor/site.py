@@ -71,7 +71,7 @@ def profile_findings(profile: ClusterProfile) -> Iterator[Finding]:
         yield fail("profile", fault.what, fault.hint or "change the cluster file or its template")
     if not faults:
         none = {
-            made.hardware for made in sample_scripts.samples(profile) if made.hardware.endswith(":2") and made.refusal
+            made.hardware for made in sample_scripts.samples(profile) if made.hardware.endswith(":2") and made.reason
         }
         some = {made.hardware for made in sample_scripts.samples(profile) if made.hardware.endswith(":2") and made.text}
         rest = f"; no pair of {', '.join(sorted(h[:-2] for h in none - some))}" if none - some else ""
@@ -179,12 +179,12 @@ def _planned(plan: Plan) -> list[Trial]:
 
 
 def _pairs(profile: ClusterProfile) -> list[Trial]:
-    from orchestrator.planning.planner import pairs_of
+    from orchestrator.planning.planner import queue_pairs
 
     found = {}
     for made in sample_scripts.samples(profile):
         if made.shape is not None and made.text and made.hardware not in found:
-            found[made.hardware] = Trial(made.hardware, made.text, pairs_of(made.shape, profile))
+            found[made.hardware] = Trial(made.hardware, made.text, queue_pairs(made.shape, profile))
     return list(found.values())
 
 

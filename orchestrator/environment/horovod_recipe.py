@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.environment.wheels import Edit, Flavour, Needs, Recipe, Target
+from orchestrator.environment.wheels import BuildNeeds, Edit, Flavour, Recipe, TargetPython
 from orchestrator.errors import OperationError
 
 _RUNTIME = ("cffi", "cloudpickle", "packaging", "psutil", "pyyaml")
@@ -68,7 +68,7 @@ assert bool(hvd.nccl_built()) is {nccl}, "NCCL: %s" % hvd.nccl_built()
 """
 
 
-def _prepare(target: Target, environment: Mapping[str, str], flavour: Flavour, scratch: Path) -> Needs:
+def _prepare(target: TargetPython, environment: Mapping[str, str], flavour: Flavour, scratch: Path) -> BuildNeeds:
     _check_compiler(environment)
     if not (Path(target.include) / "Python.h").exists():
         raise OperationError(
@@ -81,10 +81,10 @@ def _prepare(target: Target, environment: Mapping[str, str], flavour: Flavour, s
     }
     if flavour is Flavour.NCCL:
         added |= _cuda(target, environment) | _nccl(target, scratch)
-    return Needs(added, _missing(target, environment))
+    return BuildNeeds(added, _missing(target, environment))
 
 
-def _missing(target: Target, environment: Mapping[str, str]) -> list[str]:
+def _missing(target: TargetPython, environment: Mapping[str, str]) -> list[str]:
     wanted = ["setuptools", *_RUNTIME]
     # Since 70.1 setuptools makes wheels by itself.
     if "setuptools" in target.packages and _numbers(target.packages["setuptools"]) < (70, 1):
@@ -119,7 +119,7 @@ def _check_compiler(environment: Mapping[str, str]) -> None:
         )
 
 
-def _cuda(target: Target, environment: Mapping[str, str]) -> dict[str, str]:
+def _cuda(target: TargetPython, environment: Mapping[str, str]) -> dict[str, str]:
     """Put nvcc where CMake (on PATH) and torch (in CUDA_HOME) look for it."""
     named = [home for name in ("CUDA_HOME", "CUDA_PATH") if (home := environment.get(name))]
     path = os.pathsep.join([*(f"{home}/bin" for home in named), environment["PATH"], f"{_USUAL_CUDA}/bin"])
@@ -144,7 +144,7 @@ def _cuda(target: Target, environment: Mapping[str, str]) -> dict[str, str]:
     return {"PATH": f"{toolkit / 'bin'}{os.pathsep}{path}", "CUDA_HOME": str(toolkit)}
 
 
-def _nccl(target: Target, scratch: Path) -> dict[str, str]:
+def _nccl(target: TargetPython, scratch: Path) -> dict[str, str]:
     """The NCCL that torch itself uses; elsewhere (conda, modules) CMake searches, or follows HOROVOD_NCCL_HOME."""
     named = {k: v for k, v in os.environ.items() if k.startswith("HOROVOD_NCCL_")}
     if named:

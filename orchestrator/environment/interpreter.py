@@ -77,7 +77,7 @@ class Packages:
         ways = [name.split("|") for name in names]
         return sorted({way[0] for way in ways if not any(canonical_name(name) in self.versions for name in way)})
 
-    def remedy(self, missing: Iterable[str]) -> str:
+    def install_command(self, missing: Iterable[str]) -> str:
         """The command that installs what is missing; a package that no index offers for this torch is built."""
         names = list(missing)
         plain = [name for name in names if name not in BUILT_HERE]
@@ -94,7 +94,7 @@ class Packages:
         return packages_digest(self.versions)
 
 
-def uncompiled(python: str, env: Mapping[str, str]) -> tuple[str, str] | None:
+def find_missing_bytecode(python: str, env: Mapping[str, str]) -> tuple[str, str] | None:
     """What is wrong, and what to do, when every rank must compile all of torch's modules before it imports them.
 
     Compiled modules are kept beside the sources by whoever imports them first, unless that place is read-only or a

@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator import own_packages
 from orchestrator.environment.interpreter import Packages
 from orchestrator.errors import InputError, OperationError
 from workloads import registry
@@ -138,7 +139,7 @@ def _readable() -> Iterator[None]:
         ) from error
 
 
-def take_again(runs: Path, before: str, *, local: bool) -> str:
+def retake(runs: Path, before: str, *, local: bool) -> str:
     """Freeze the code as it is now for runs that were sent before, with what their interpreters have now.
 
     Args:
@@ -154,7 +155,7 @@ def take_again(runs: Path, before: str, *, local: bool) -> str:
     return take(runs, packages, before=before)
 
 
-def kept(runs: Path, snapshot: str) -> bool:
+def renew(runs: Path, snapshot: str) -> bool:
     """Whether a snapshot is there, so that more runs may be sent with it; then it is as young as a new one."""
     if not snapshot:
         return False
@@ -167,7 +168,7 @@ def kept(runs: Path, snapshot: str) -> bool:
     return True
 
 
-def unneeded(runs: Path, needed: Iterable[str]) -> list[Path]:
+def find_unneeded(runs: Path, needed: Iterable[str]) -> list[Path]:
     """Folders of snapshots that none of these names; what is young is left alone."""
     keep = set(needed)
     for name in list(keep):
@@ -198,6 +199,10 @@ def _found() -> tuple[dict[str, list[Path]], set[str]]:
     """Places by importable name (or by a distribution's metadata) in source trees, and names of installed packages."""
     points = registry.entry_points()
     sources, installed = _closure([OURS, *(point.module.partition(".")[0] for point in points)])
+    if OURS in installed and OURS in dict(own_packages.shadowing()):
+        # Jobs do not import orchestrator, so they find another project's package first, unless a copy precedes it.
+        installed.remove(OURS)
+        sources[OURS] = code_snapshot.origins(OURS)
     for metadata in filter(None, map(_metadata, points)):
         if _goes_with(metadata, sources):
             sources[metadata.name] = [metadata]
@@ -407,7 +412,7 @@ def _set_aside(folder: Path) -> None:
 def _keep_manifest(manifest: Manifest, runs: Path, experiment: Experiment | None, before: str) -> str:
     name = _name(manifest.to_json())
     place = code_snapshot.snapshot_folder(runs, name)
-    if not kept(runs, name):
+    if not renew(runs, name):
         place.mkdir(exist_ok=True)
         if experiment is not None:
             write_bytes(place / "experiment.toml", experiment.text)

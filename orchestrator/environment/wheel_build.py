@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from orchestrator.environment.wheels import Edit, Order, Target, check_sdist, fetch_by_hand
+from orchestrator.environment.wheels import Edit, TargetPython, WheelSpec, check_sdist, fetch_by_hand
 from orchestrator.errors import InputError, OperationError
 from workloads.files.json_file import write_bytes
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 """Where progress goes, one sentence a time."""
 
 _PROGRESS = re.compile(r"\[\s*(\d+)%\]")
@@ -32,10 +32,10 @@ _ERROR_LINE = re.compile(r"\berror: |\berror in |CMake Error|\bfatal:", re.IGNOR
 class Build:
     """One build, in a scratch folder that goes away."""
 
-    order: Order
+    order: WheelSpec
     scratch: Path
     log: Path
-    say: Say
+    report: Report
 
     @property
     def python(self) -> Path:
@@ -59,7 +59,7 @@ class Build:
         sources = self._unpack(sdist or self._fetch(store, environment))
         apply_edits(recipe.edits, sources)
         title = f"{recipe.name} {recipe.version} ({self.order.flavour}) for torch {target.torch}, {target.tag}"
-        self.say(f"building {title}: a few minutes; log in {self.log}")
+        self.report(f"building {title}: a few minutes; log in {self.log}")
         wheels = self.scratch / "wheel"
         argv = ["wheel", "--verbose", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), "."]
         # Not while fetching: pip compares the version it fetched with the one it asked for.
@@ -93,7 +93,7 @@ class Build:
         lines = [f"import site; site.addsitedir({path!r})\n" for path in self.order.target.paths]
         (self.site / "target.pth").write_text("".join(lines), encoding="utf-8")
         if packages:
-            self.say(f"fetching what the build needs: {', '.join(packages)}")
+            self.report(f"fetching what the build needs: {', '.join(packages)}")
             self._step(
                 "installing what the build needs",
                 [*self._pip(), "install", *packages],
@@ -109,7 +109,7 @@ class Build:
         with contextlib.suppress(InputError):
             check_sdist(recipe, kept)
             return kept
-        self.say(f"fetching the sources of {recipe.name} {recipe.version}")
+        self.report(f"fetching the sources of {recipe.name} {recipe.version}")
         pinned = self.scratch / "pinned.txt"
         pinned.write_text(f"{recipe.name}=={recipe.version} --hash=sha256:{recipe.sdist_sha256}\n", encoding="utf-8")
         argv = ["download", "--no-deps", "--no-build-isolation", "--no-binary", ":all:", "--requirement", str(pinned)]
@@ -158,7 +158,7 @@ class Build:
                     percent = _PROGRESS.search(line)
                     if percent and int(percent[1]) > share and time.monotonic() - told >= _PROGRESS_EVERY_S:
                         told, share = time.monotonic(), int(percent[1])
-                        self.say(f"  {share} % after {told - started:.0f} s")
+                        self.report(f"  {share} % after {told - started:.0f} s")
         if process.returncode != 0:
             output = self.log.read_text(encoding="utf-8", errors="replace").rpartition("\n$ ")[2]
             if _OUT_OF_MEMORY.search(output):
@@ -197,7 +197,7 @@ def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[None]:
         raise
 
 
-def pip(python: str, target: Target) -> list[str]:
+def pip(python: str, target: TargetPython) -> list[str]:
     """pip for an interpreter: the target's own, or ours where it has none (environments made by uv).
 
     Raises:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.environment.wheel_build import Build, Say, pip
-from orchestrator.environment.wheels import Order, Target, check_sdist
+from orchestrator.environment.wheel_build import Build, Report, pip
+from orchestrator.environment.wheels import TargetPython, WheelSpec, check_sdist
 from orchestrator.errors import CommandError, OperationError
 from workloads.files.json_file import write_bytes
 
@@ -38,13 +38,13 @@ def cache_folder(named: Path | None) -> Path:
     return named.expanduser().absolute() / "wheels"
 
 
-def cached(order: Order, cache: Path) -> Path | None:
+def cached(order: WheelSpec, cache: Path) -> Path | None:
     """The wheel, if a whole one is in the cache."""
     whole = [p for p in (cache / order.key).glob("*.whl") if zipfile.is_zipfile(p)]
     return whole[0] if whole else None
 
 
-def obtain(order: Order, cache: Path, *, sdist: Path | None, say: Say, wait_s: float = 1800) -> Wheel:
+def get_wheel(order: WheelSpec, cache: Path, *, sdist: Path | None, report: Report, wait_s: float = 1800) -> Wheel:
     """Find the wheel in the cache, or build it there. Two calls at once build it once.
 
     Args:
@@ -63,12 +63,12 @@ def obtain(order: Order, cache: Path, *, sdist: Path | None, say: Say, wait_s: f
     folder = cache / order.key
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(cache / f"{order.key}.lock", wait_s, say):
+        with _locked(cache / f"{order.key}.lock", wait_s, report):
             found = cached(order, cache)  # another process may have built it meanwhile
             if found:
                 return Wheel(found, built=False)
             with tempfile.TemporaryDirectory(prefix="orchestrate-wheel-", ignore_cleanup_errors=True) as scratch:
-                built = Build(order, Path(scratch), folder / "build.log", say).run(sdist, cache / "sources")
+                built = Build(order, Path(scratch), folder / "build.log", report).run(sdist, cache / "sources")
                 write_bytes(folder / built.name, built.read_bytes())
                 return Wheel(folder / built.name, built=True)
     except OSError as error:
@@ -80,7 +80,7 @@ def obtain(order: Order, cache: Path, *, sdist: Path | None, say: Say, wait_s: f
         ) from error
 
 
-def install(wheel: Path, target: Target) -> None:
+def install(wheel: Path, target: TargetPython) -> None:
     """Install a wheel and what it depends on into the target; nothing to do when this very build is there.
 
     Raises:
@@ -95,7 +95,7 @@ def install(wheel: Path, target: Target) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, wait_s: float, say: Say) -> Iterator[None]:
+def _locked(path: Path, wait_s: float, report: Report) -> Iterator[None]:
     """Hold a lock file, waiting a bounded time; it frees itself when its holder ends, however that is.
 
     Where the file system has no locks we go on without: two builds cost time, and the cache is written by rename.
@@ -117,11 +117,11 @@ def _locked(path: Path, wait_s: float, say: Say) -> Iterator[None]:
                         hint="end it, or wait for it and repeat the command",
                     ) from None
                 if not told:
-                    say(f"waiting for {holder}, which is building the same wheel")
+                    report(f"waiting for {holder}, which is building the same wheel")
                     told = True
                 time.sleep(min(0.2, max(0.0, deadline - time.monotonic())))
             except OSError as error:
-                say(f"{path.parent} cannot lock files ({error.strerror}); going on without a lock")
+                report(f"{path.parent} cannot lock files ({error.strerror}); going on without a lock")
                 break
         stream.truncate(0)
         stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")

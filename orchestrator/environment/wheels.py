@@ -52,7 +52,7 @@ class Flavour(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class TargetPython:
     """The interpreter that a wheel is for."""
 
     python: str
@@ -72,7 +72,7 @@ class Target:
     """Canonical name -> version."""
 
     @classmethod
-    def ask(cls, python: Path) -> Target:
+    def query(cls, python: Path) -> TargetPython:
         """Ask an interpreter what it has.
 
         Raises:
@@ -113,7 +113,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class BuildNeeds:
     """What a recipe adds for one build."""
 
     environment: Mapping[str, str]
@@ -133,7 +133,7 @@ class Recipe:
     """Environment variables that decide what is built."""
     version_variable: str
     """The variable through which its ``setup.py`` takes a local version."""
-    prepare: Callable[[Target, Mapping[str, str], Flavour, Path], Needs]
+    prepare: Callable[[TargetPython, Mapping[str, str], Flavour, Path], BuildNeeds]
     """(target, environment, flavour, scratch folder) -> what this build needs besides. Raises OperationError naming a
     tool that is missing."""
     trial: Callable[[Flavour], str]
@@ -147,15 +147,15 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class WheelSpec:
     """A wheel that is wanted: all that its name in the cache says."""
 
     recipe: Recipe
-    target: Target
+    target: TargetPython
     flavour: Flavour
 
     @classmethod
-    def of(cls, recipe: Recipe, target: Target, flavour: Flavour | None) -> Order:
+    def of(cls, recipe: Recipe, target: TargetPython, flavour: Flavour | None) -> WheelSpec:
         """Decide the flavour: NCCL where torch has CUDA, unless told otherwise.
 
         Raises:

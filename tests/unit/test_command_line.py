@@ -22,8 +22,8 @@ from orchestrator.cli import completion
 
 def _commands() -> Iterator[tuple[str, Any]]:
     """Every verb and sub-verb with its command."""
-    for verb in cli.verbs():
-        command = cli.load(verb)
+    for verb in cli.list_verbs():
+        command = cli.load_verb(verb)
         yield verb, command
         for name, sub in getattr(command, "commands", {}).items():
             yield f"{verb} {name}", sub
@@ -48,10 +48,10 @@ def _run(folder: Path, *argv: str, **environment: str) -> subprocess.CompletedPr
     )
 
 
-@pytest.mark.parametrize("verb", cli.verbs())
+@pytest.mark.parametrize("verb", cli.list_verbs())
 def test_the_listed_summary_is_the_first_line_of_the_help(verb: str) -> None:
     """``orchestrate --help`` reads it from the text of the file, without importing the verb."""
-    assert COMMANDS[verb].help.splitlines()[0] == cli.verbs()[verb]
+    assert COMMANDS[verb].help.splitlines()[0] == cli.list_verbs()[verb]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -85,7 +85,7 @@ def test_help_says_all_that_is_written(tmp_path: Path, name: str) -> None:
 
 def test_the_list_of_verbs_cuts_no_summary(tmp_path: Path) -> None:
     shown = " ".join(_run(tmp_path, "--help", COLUMNS="80").stdout.split())
-    assert [summary for summary in cli.verbs().values() if " ".join(summary.split()) not in shown] == []
+    assert [summary for summary in cli.list_verbs().values() if " ".join(summary.split()) not in shown] == []
 
 
 def test_without_an_experiment_file_the_command_that_makes_one_is_named(tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ def test_local_and_a_cluster_contradict_each_other(tmp_path: Path, verb: str, ar
     done = _run(tmp_path, verb, *argv.split())
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"orchestrate {verb}: --local and --cluster contradict each other\n"
+        f"orchestrate {verb}: --local and --cluster cannot be combined\n"
         "  why: runs go to this machine or to a cluster\n"
-        "  fix: leave one of the two out\n"
+        "  fix: remove one of them\n"
     )
 
 
@@ -396,8 +396,8 @@ def test_the_run_that_the_help_of_logs_names_is_one_of_the_demo_study(tmp_path: 
 def test_an_option_that_would_be_ignored_is_refused(tmp_path: Path, argv: str, options: str) -> None:
     done = _run(tmp_path, *argv.split())
     assert done.returncode == 2 and list(tmp_path.iterdir()) == []
-    assert done.stderr.startswith(f"orchestrate {argv.split()[0]}: {options} contradict each other\n  why: ")
-    assert done.stderr.endswith("  fix: leave one of the two out\n")
+    assert done.stderr.startswith(f"orchestrate {argv.split()[0]}: {options} cannot be combined\n  why: ")
+    assert done.stderr.endswith("  fix: remove one of them\n")
 
 
 def test_json_is_said_to_be_a_format_where_there_are_formats() -> None:

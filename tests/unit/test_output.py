@@ -16,7 +16,17 @@ from typing import Any, NamedTuple
 import pytest
 
 from db.statistics import Spread
-from orchestrator.cli.output import Column, Format, chosen, facts, heading, line, pretty, rows, talk
+from orchestrator.cli.output import (
+    Column,
+    Format,
+    format_value,
+    heading,
+    print_json,
+    print_line,
+    print_message,
+    print_rows,
+    resolve_format,
+)
 
 HOSTILE = [
     "two words",
@@ -34,7 +44,7 @@ HOSTILE = [
 
 
 def _printed(capsys: pytest.CaptureFixture[str], format: Format, values: list[Any], name: str = "label") -> str:  # noqa: A002
-    rows([{name: value, "n": 1} for value in values], [name, "n"], format)
+    print_rows([{name: value, "n": 1} for value in values], [name, "n"], format)
     captured = capsys.readouterr()
     assert captured.err == ""
     return captured.out
@@ -78,7 +88,7 @@ def test_a_narrow_terminal_loses_no_cell(
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     names = [f"column{n}" for n in range(30)]
-    rows([{name: f"value-of-{name}" for name in names}], names, Format.TABLE)
+    print_rows([{name: f"value-of-{name}" for name in names}], names, Format.TABLE)
     shown = capsys.readouterr().out
     assert [name for name in names if not re.search(rf"value-of-{name}\b", shown)] == []
 
@@ -93,7 +103,7 @@ def test_no_number_and_no_word_is_broken_in_a_narrow_terminal(
     spread = Column("test_accuracy", text=lambda row: f"{row['test_accuracy']} (97.50–97.78)")
     row = {"model": "vit_tiny", "strategy": "pipeline-parallel", "state": "succeeded", "test_accuracy": 98.33}
     row |= {"epoch_time_s": 1234.5, "total_time_s": 12345.6, "samples_per_s": 1000.0}
-    rows([row, {**row, "model": "cnn"}], [spread if name == "test_accuracy" else name for name in row])
+    print_rows([row, {**row, "model": "cnn"}], [spread if name == "test_accuracy" else name for name in row])
     lines = _lines(capsys)
     words = " ".join(lines).replace(",", "").split()
     for whole in ("vit_tiny", "pipeline-parallel", "succeeded", "98.33", "(97.50–97.78)", "1234.5", "12345.6", "1000"):
@@ -113,9 +123,9 @@ def test_no_number_and_no_word_is_broken_in_a_narrow_terminal(
 )
 def test_lines_of_a_message_are_joined(text: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In a table, in a line of its own, in a full-screen view; what is said on standard error keeps its lines."""
-    line(text)
+    print_line(text)
     assert capsys.readouterr().out == f"{shown}\n"
-    rows([{"why": text}], ["why"], Format.MARKDOWN)
+    print_rows([{"why": text}], ["why"], Format.MARKDOWN)
     assert capsys.readouterr().out.splitlines()[-1] == f"| {shown} |"
 
 
@@ -136,7 +146,7 @@ def _in_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     monkeypatch.delenv("LINES", raising=False)  # test runners set it; with it a dumb terminal is as wide as it says
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     other = {**_ENDED, "run_id": "b414347b3324a416", "state": "running", "why": "", "epoch": "2/10"}
-    rows([{**_ENDED, "attempt": 2}, {**other, "attempt": 1}], _STATUS)
+    print_rows([{**_ENDED, "attempt": 2}, {**other, "attempt": 1}], _STATUS)
     return _lines(capsys)
 
 
@@ -178,11 +188,11 @@ def test_very_long_sentences_are_cut_in_a_terminal_and_whole_in_a_pipe(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = {**_ENDED, "why": "word " * 500 + "end"}
-    rows([row], _STATUS)
+    print_rows([row], _STATUS)
     assert row["why"] in capsys.readouterr().out
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    rows([row], _STATUS)
+    print_rows([row], _STATUS)
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) < 12 and "…" in shown
 
@@ -192,7 +202,7 @@ def test_run_ids_and_labels_are_not_folded_where_other_columns_are(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    rows([_ENDED], ["run_id", "label", "state", "why"])
+    print_rows([_ENDED], ["run_id", "label", "state", "why"])
     lines = _lines(capsys)
     assert any(line.startswith(" a414347b3324a416   vit_tiny-local_sgd-a100x2-s0   ") for line in lines)
     assert max(map(len, lines)) <= 100 and len(lines) > 6
@@ -259,7 +269,7 @@ class _Case(NamedTuple):
     ],
 )
 def test_numbers_for_people_have_the_unit_of_their_name(case: _Case) -> None:
-    assert pretty(case.name, case.value) == case.text
+    assert format_value(case.name, case.value) == case.text
 
 
 @pytest.mark.parametrize(
@@ -280,35 +290,35 @@ def test_headings_say_the_unit(name: str, expected: str) -> None:
 def test_machines_get_names_and_numbers_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     """No rounding, no unit; not measured is null in JSON and empty in CSV."""
     row = {"test_accuracy": 1 / 3, "peak_memory_bytes": 2**30, "test_loss": None, "diverged": False}
-    rows([row], list(row), Format.JSON)
+    print_rows([row], list(row), Format.JSON)
     assert json.loads(capsys.readouterr().out) == [row]
-    rows([row], list(row), Format.CSV)
+    print_rows([row], list(row), Format.CSV)
     expected = f"test_accuracy,peak_memory_bytes,test_loss,diverged\n{1 / 3},{2**30},,False\n"
     assert capsys.readouterr().out == expected
 
 
 def test_a_precision_that_is_a_text_has_no_unit(capsys: pytest.CaptureFixture[str]) -> None:
     """``precision`` names a share in the table ``classes`` and a number format in ``runs``."""
-    rows([{"precision": "bf16"}], ["precision"], Format.MARKDOWN)
+    print_rows([{"precision": "bf16"}], ["precision"], Format.MARKDOWN)
     assert capsys.readouterr().out.startswith("| precision |")
-    rows([{"precision": 0.5}], ["precision"], Format.MARKDOWN)
+    print_rows([{"precision": 0.5}], ["precision"], Format.MARKDOWN)
     assert capsys.readouterr().out.startswith("| precision (%) |")
 
 
 def test_no_rows_are_an_empty_table_and_an_empty_list(capsys: pytest.CaptureFixture[str]) -> None:
-    rows([], ["a", "b"], Format.JSON)
+    print_rows([], ["a", "b"], Format.JSON)
     assert capsys.readouterr().out == "[]\n"
-    rows([], ["a", "b"], Format.CSV)
+    print_rows([], ["a", "b"], Format.CSV)
     assert capsys.readouterr().out == "a,b\n"
-    rows([], ["a", "b"])
+    print_rows([], ["a", "b"])
     assert "a" in capsys.readouterr().out
 
 
 def test_a_column_may_say_its_own_text_for_people_only(capsys: pytest.CaptureFixture[str]) -> None:
     column = Column("n", "how many", lambda row: f"{row['n']} of 9")
-    rows([{"n": 3}], [column], Format.MARKDOWN)
+    print_rows([{"n": 3}], [column], Format.MARKDOWN)
     assert capsys.readouterr().out.splitlines()[0::2] == ["| how many |", "| 3 of 9 |"]
-    rows([{"n": 3}], [column], Format.JSON)
+    print_rows([{"n": 3}], [column], Format.JSON)
     assert json.loads(capsys.readouterr().out) == [{"n": 3}]
 
 
@@ -318,7 +328,7 @@ def test_facts_are_strict_json(capsys: pytest.CaptureFixture[str]) -> None:
     class Word(StrEnum):
         DONE = "done"
 
-    facts(
+    print_json(
         {"a": float("inf"), "p": Path("/x"), "s": {2, 1}, "w": Word.DONE, "d": Spread(1, 0, float("nan"), 2), 3: (1,)}
     )
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
@@ -332,14 +342,14 @@ def test_facts_are_strict_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_talk_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    talk("left out: a\x1b[2Jb\nsecond line")
+    print_message("left out: a\x1b[2Jb\nsecond line")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "left out: a\\x1b[2Jb\nsecond line\n")
 
 
 def test_json_is_short_for_its_format() -> None:
-    assert chosen(Format.TABLE, True) is Format.JSON
-    assert chosen(Format.CSV, False) is Format.CSV
+    assert resolve_format(Format.TABLE, True) is Format.JSON
+    assert resolve_format(Format.CSV, False) is Format.CSV
 
 
 def test_any_text_can_be_printed_in_the_c_locale() -> None:
@@ -347,7 +357,7 @@ def test_any_text_can_be_printed_in_the_c_locale() -> None:
     code = (
         "from orchestrator import cli; cli.run(['--help']);"
         "from orchestrator.cli.output import *;"
-        r"[rows([{'label': '\u65e5\u672c \xe9'}], ['label'], f) for f in Format]; talk('\u65e5\u672c')"
+        r"[print_rows([{'label': '\u65e5\u672c \xe9'}], ['label'], f) for f in Format]; print_message('\u65e5\u672c')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

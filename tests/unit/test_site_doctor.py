@@ -13,10 +13,10 @@ from orchestrator.backends.slurm.queue_choice import StartEstimate
 from orchestrator.cli.verbs.wheel import Package
 from orchestrator.cluster import cluster_file
 from orchestrator.doctor import machine, probing, site
-from orchestrator.doctor.findings import Finding, Verdict
+from orchestrator.doctor.findings import Finding, Level
 from orchestrator.environment.interpreter import BUILT_HERE, Packages
 from orchestrator.workspace import Workspace
-from tests.unit.test_sites import BIG, HOSTS, Slurm
+from tests.unit.test_site_facts import BIG, HOSTS, Slurm
 
 FILE = """
 [cluster.big]
@@ -68,7 +68,7 @@ def findings(
         *site.examine(profile, None, run, user="me", hosts=hosts),
     ]
     for finding in every:
-        found.setdefault(finding.subject, []).append((finding.verdict.value, finding.what, finding.fix))
+        found.setdefault(finding.subject, []).append((finding.level.value, finding.what, finding.fix))
     return found
 
 
@@ -193,20 +193,20 @@ def test_packages_that_are_missing_come_with_the_command_that_gets_them() -> Non
 def test_a_runs_folder_on_a_disk_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a cluster only: jobs may not see it."""
     found = list(machine._runs_folder(tmp_path / "runs", shared=True))
-    assert [f.verdict for f in found] == [Verdict.OK, Verdict.NOTE] and "may not see" in found[1].what
-    assert [f.verdict for f in machine._runs_folder(tmp_path / "runs", shared=False)] == [Verdict.OK]
+    assert [f.level for f in found] == [Level.OK, Level.NOTE] and "may not see" in found[1].what
+    assert [f.level for f in machine._runs_folder(tmp_path / "runs", shared=False)] == [Level.OK]
     monkeypatch.setattr(machine, "is_local", lambda folder: False)
-    assert [f.verdict for f in machine._runs_folder(tmp_path / "runs", shared=True)] == [Verdict.OK]
+    assert [f.level for f in machine._runs_folder(tmp_path / "runs", shared=True)] == [Level.OK]
 
 
 def test_a_database_on_a_network_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Usable with locks, not without them."""
     monkeypatch.setattr(machine, "is_local", lambda folder: False)
     found = machine._database(str(tmp_path / "results.db"))
-    assert found.verdict is Verdict.OK and "network disk" in found.what
+    assert found.level is Level.OK and "network disk" in found.what
     monkeypatch.setattr(machine, "lock_problem", lambda folder: "ENOLCK No locks available")
     found = machine._database(str(tmp_path / "results.db"))
-    assert found.verdict is Verdict.FAIL and "ENOLCK" in found.what and "local disk" in found.fix
+    assert found.level is Level.FAIL and "ENOLCK" in found.what and "local disk" in found.fix
 
 
 # --- what probes tell ---
@@ -215,15 +215,15 @@ def test_a_database_on_a_network_disk(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("started", "verdict", "what"),
     [
-        (1010.0, Verdict.OK, "n7 and this machine agree, as far as a job can tell"),
-        (1100.0, Verdict.NOTE, "the clock of n7 is at least 80 s ahead of this machine's"),
-        (400.0, Verdict.NOTE, "the clock of n7 is at least 600 s behind this machine's"),
+        (1010.0, Level.OK, "n7 and this machine agree, as far as a job can tell"),
+        (1100.0, Level.NOTE, "the clock of n7 is at least 80 s ahead of this machine's"),
+        (400.0, Level.NOTE, "the clock of n7 is at least 600 s behind this machine's"),
     ],
 )
-def test_clocks_that_differ(started: float, verdict: Verdict, what: str) -> None:
+def test_clocks_that_differ(started: float, level: Level, what: str) -> None:
     """Sent at 1000, seen at 1020: a start outside of that is told by another clock."""
     (found,) = probing._clock({"time": started, "node": "n7"}, 1000.0, 1020.0)
-    assert (found.verdict, found.what) == (verdict, what)
+    assert (found.level, found.what) == (level, what)
     assert not list(probing._clock(None, 1000.0, None))
 
 
@@ -233,11 +233,11 @@ def test_a_data_set_that_nodes_do_not_see() -> None:
     (found,) = probing._data("mnist", {"dataset": "mnist", "problems": [problem]})
     assert found == Finding(
         "data",
-        Verdict.FAIL,
+        Level.FAIL,
         "mnist, seen from a node: /data/mnist: is not there",
         "orchestrate data prepare mnist; it must be on a disk that compute nodes see",
     )
-    assert [f.verdict for f in probing._data("mnist", {"dataset": "mnist", "problems": []})] == [Verdict.OK]
+    assert [f.level for f in probing._data("mnist", {"dataset": "mnist", "problems": []})] == [Level.OK]
 
 
 def test_each_hardware_and_each_data_set_gets_a_probe(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_the_experiment_is_kept_with_what_replaced_its_keys(tmp_path: Path, plug
     name = snapshot.take(runs, {}, experiment)
     assert (runs / "snapshots" / name / "experiment.toml").read_text() == "# --set lr=0.1\nname = 'x'\n"
     (plugin / "__init__.py").write_text("A = 2\n")
-    again = snapshot.take_again(runs, name, local=True)
+    again = snapshot.retake(runs, name, local=True)
     assert again != name and (runs / "snapshots" / again / "experiment.toml").exists()
     assert list(Manifest.read(runs, again).packages) == [sys.executable]
     assert Experiment.read(tmp_path / "gone.toml") is None
@@ -296,24 +296,24 @@ def test_only_old_snapshots_that_nobody_needs_are_unneeded(tmp_path: Path, plugi
     (plugin / "__init__.py").write_text("A = 2\n")
     other = name_of(tmp_path)
     folders = {path.name: path for path in (runs / "snapshots").iterdir()}
-    assert len(folders) == 4 and snapshot.unneeded(runs, []) == []
+    assert len(folders) == 4 and snapshot.find_unneeded(runs, []) == []
     (runs / "snapshots" / "link").symlink_to(tmp_path)
     for path in folders.values():
         os.utime(path, (time.time() - 7200,) * 2)
-    gone = {path.name for path in snapshot.unneeded(runs, [name])}
+    gone = {path.name for path in snapshot.find_unneeded(runs, [name])}
     assert gone == {other, f"code-{Manifest.read(runs, other).code}"}
-    assert snapshot.unneeded(tmp_path / "nowhere", []) == []
+    assert snapshot.find_unneeded(tmp_path / "nowhere", []) == []
 
 
 def test_a_snapshot_that_is_gone_is_not_kept(tmp_path: Path, plugin: Path) -> None:
     """Runs that name it are frozen anew."""
     name = name_of(tmp_path)
-    assert snapshot.kept(tmp_path / "runs", name)
-    assert not snapshot.kept(tmp_path / "runs", "") and not snapshot.kept(tmp_path / "runs", "0123")
+    assert snapshot.renew(tmp_path / "runs", name)
+    assert not snapshot.renew(tmp_path / "runs", "") and not snapshot.renew(tmp_path / "runs", "0123")
     folder = Manifest.read(tmp_path / "runs", name).code_folder(tmp_path / "runs")
     assert folder is not None
     folder.rename(tmp_path / "away")
-    assert not snapshot.kept(tmp_path / "runs", name)
+    assert not snapshot.renew(tmp_path / "runs", name)
 
 
 def test_a_manifest_of_another_version(tmp_path: Path) -> None:

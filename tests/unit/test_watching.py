@@ -22,15 +22,15 @@ from typing import Any
 import pytest
 
 from db.connect import open_store
-from db.submissions import mark, record_intents
+from db.submissions import StatusUpdate, record_intents, update_statuses
 from orchestrator.cli import log_files, monitor, progress, screen_layout
-from orchestrator.cli.backlog import Shepherd
-from orchestrator.cli.monitor import Looker, attend
+from orchestrator.cli.backlog import Backlog
+from orchestrator.cli.monitor import Monitor, follow
 from orchestrator.cli.progress import Lines
-from orchestrator.cli.screen_layout import Looks, Only
+from orchestrator.cli.screen_layout import Choice, Filter
 from orchestrator.errors import CommandError, InputError
 from orchestrator.submission import submitter
-from orchestrator.submission.submitter import Submitted
+from orchestrator.submission.submitter import SubmitResult
 from orchestrator.tracking.status_summary import StatusSummary
 from orchestrator.tracking.tracker import Progress, RunStatus
 from orchestrator.workspace import Workspace
@@ -99,31 +99,36 @@ def test_an_overview_counts_groups_and_orders() -> None:
 
 def test_keys_are_told_apart_however_a_terminal_sends_them() -> None:
     """Arrows in both modes, pages, several keys in one piece, and an escape that is nothing but that."""
-    assert screen_layout.keys_in("\x1b[A\x1bOBjk\x1b[5~q") == ["up", "down", "down", "up", "page up", "q"]
-    assert screen_layout.keys_in("\x1b") == ["escape"]
-    assert screen_layout.keys_in("\x1b[31~x") == ["\x1b[31~", "x"]
+    assert screen_layout.split_keys("\x1b[A\x1bOBjk\x1b[5~q") == ["up", "down", "down", "up", "page up", "q"]
+    assert screen_layout.split_keys("\x1b") == ["escape"]
+    assert screen_layout.split_keys("\x1b[31~x") == ["\x1b[31~", "x"]
 
 
 def test_a_selected_run_stays_selected_when_it_moves() -> None:
     """It is a run that is selected, not a line: the list is sorted anew at every look."""
-    looks = Looks().press("down", SEEN)
-    assert looks.chosen(SEEN).label == "b"  # type: ignore[union-attr]
+    choice = Choice().press("down", SEEN)
+    assert choice.run(SEEN).label == "b"  # type: ignore[union-attr]
     ended = StatusSummary([run("b", State.FAILED, "it broke"), run("a", State.RUNNING), run("c", State.PENDING)])
-    assert looks.chosen(ended).label == "b"  # type: ignore[union-attr]
-    assert looks.press("down", ended).chosen(ended).label == "b", "the last one"  # type: ignore[union-attr]
-    assert looks.press("home", ended).chosen(ended).label == "a"  # type: ignore[union-attr]
-    assert looks.press("page down", SEEN).chosen(SEEN).label == "done"  # type: ignore[union-attr]
-    assert Looks().press("down", StatusSummary()) == Looks(), "nothing to select"
-    assert Looks().press("f", SEEN).only is Only.LIVE
-    failed = Looks(only=Only.BAD)
-    assert [one.label for one in failed.runs(SEEN)] == ["bad"] and failed.press("f", SEEN).only is Only.ALL
-    assert Looks().press("?", SEEN).press("escape", SEEN) == Looks()
-    assert Looks().press("x", SEEN) == Looks()
+    assert choice.run(ended).label == "b"  # type: ignore[union-attr]
+    assert choice.press("down", ended).run(ended).label == "b", "the last one"  # type: ignore[union-attr]
+    assert choice.press("home", ended).run(ended).label == "a"  # type: ignore[union-attr]
+    assert choice.press("page down", SEEN).run(SEEN).label == "done"  # type: ignore[union-attr]
+    assert Choice().press("down", StatusSummary()) == Choice(), "nothing to select"
+    assert Choice().press("f", SEEN).filter is Filter.LIVE
+    failed = Choice(filter=Filter.FAILED)
+    assert [one.label for one in failed.runs(SEEN)] == ["bad"] and failed.press("f", SEEN).filter is Filter.ALL
+    assert Choice().press("?", SEEN).press("escape", SEEN) == Choice()
+    assert Choice().press("x", SEEN) == Choice()
 
 
-def _drawn(seen: StatusSummary = SEEN, looks: Looks = Looks(), log: list[str] | None = None, **size: int) -> list[str]:  # noqa: B008
+def _drawn(
+    seen: StatusSummary = SEEN,
+    choice: Choice = Choice(),  # noqa: B008
+    log: list[str] | None = None,
+    **size: int,
+) -> list[str]:
     width, height = size.get("width", 110), size.get("height", 30)
-    lines = screen_layout.draw(seen, looks, log or [], (width, height)).split("\n", allow_blank=True)
+    lines = screen_layout.draw(seen, choice, log or [], (width, height)).split("\n", allow_blank=True)
     assert len(lines) == height and all(line.cell_len <= width for line in lines)
     return [line.plain for line in lines]
 
@@ -132,7 +137,7 @@ def test_a_screen_shows_what_there_is_to_know() -> None:
     text = "\n".join(_drawn())
     for words in (
         "2/10 ended",
-        "3 not sent yet   3 pending   2 running   1 succeeded   1 out_of_memory   2,234 samples/s in all",
+        "3 not submitted yet   3 pending   2 running   1 succeeded   1 out_of_memory   2,234 samples/s in total",
         "waits      2 x others are ahead in the queue (Priority)",
         "ended      1 x out_of_memory: the job's memory was full; raise mem, then orchestrate submit   (bad)",
         "[######......] epoch 2/4, 1,234 samples/s",
@@ -141,8 +146,8 @@ def test_a_screen_shows_what_there_is_to_know() -> None:
     ):
         assert words in text, text
     assert "> running       a" in text
-    assert "log of b, attempt 1" in "\n".join(_drawn(looks=Looks().press("down", SEEN).press("l", SEEN)))
-    assert _drawn(looks=Looks(help=True))[1].startswith("  q ")
+    assert "log of b, attempt 1" in "\n".join(_drawn(choice=Choice().press("down", SEEN).press("l", SEEN)))
+    assert _drawn(choice=Choice(help=True))[1].startswith("  q ")
     assert "no runs yet; next: orchestrate submit" in "\n".join(_drawn(StatusSummary()))
 
 
@@ -150,7 +155,7 @@ def test_a_look_that_failed_is_told_beside_what_was_seen_before() -> None:
     text = "\n".join(
         _drawn(StatusSummary(SEEN.runs, problem="results.db: the database is locked", updated_at=time.time() - 70))
     )
-    assert re.search(r"7\d s ago   cannot look: results.db: the database is locked", text)
+    assert re.search(r"7\d s ago   update failed: results.db: the database is locked", text)
     assert "> running       a" in text
 
 
@@ -160,20 +165,20 @@ def test_any_size_is_filled_and_not_exceeded(size: tuple[int, int]) -> None:
     hostile = "\x1b[2J\x1b]0;pwned\x07\nrm -rf 文字 [bold]résumé\r" * 3
     many = [run(f"{hostile}{number}", State.RUNNING, hostile, epoch=1, epochs=3) for number in range(100)]
     seen = StatusSummary([*many, *SEEN.runs], notes=[hostile], problem=hostile)
-    for looks in (Looks(), Looks(log=True), Looks(help=True), Looks(selected=many[50].run_id, log=True)):
-        lines = _drawn(seen, looks, [hostile] * 50, width=size[0], height=size[1])
+    for choice in (Choice(), Choice(log=True), Choice(help=True), Choice(selected=many[50].run_id, log=True)):
+        lines = _drawn(seen, choice, [hostile] * 50, width=size[0], height=size[1])
         assert not re.search(r"[\x00-\x1f\x7f-\x9f]", "".join(lines)), "nothing that a terminal would obey"
 
 
 def test_the_selected_run_is_on_the_screen_wherever_it_is() -> None:
     many = StatusSummary([run(f"run {number:03}", State.PENDING) for number in range(300)])
     for number in (0, 1, 150, 298, 299):
-        looks = Looks(selected=many.ordered[number].run_id, log=True)
-        assert sum(line.startswith(f"> pending       run {number:03}") for line in _drawn(many, looks)) == 1
+        choice = Choice(selected=many.ordered[number].run_id, log=True)
+        assert sum(line.startswith(f"> pending       run {number:03}") for line in _drawn(many, choice)) == 1
 
 
-def _looker(tmp_path: Path, **options: Any) -> Looker:
-    return Looker(Workspace(tmp_path / "runs", str(tmp_path / "results.db"), None), **options)
+def _monitor(tmp_path: Path, **options: Any) -> Monitor:
+    return Monitor(Workspace(tmp_path / "runs", str(tmp_path / "results.db"), None), **options)
 
 
 def test_a_look_that_fails_changes_nothing_and_the_next_one_is_tried(
@@ -187,16 +192,16 @@ def test_a_look_that_fails_changes_nothing_and_the_next_one_is_tried(
         [run("a", State.SUCCEEDED)],
     ]
 
-    def refreshed(workspace: Workspace, say: Any, **_options: Any) -> list[RunStatus]:
+    def refresh_runs(workspace: Workspace, say: Any, **_options: Any) -> list[RunStatus]:
         answer = answers.pop(0)
         logging.getLogger("orchestrator").warning("Slurm is slow")
         if isinstance(answer, Exception):
             raise answer
         return list(answer)
 
-    monkeypatch.setattr(monitor, "refreshed", refreshed)
-    looker = _looker(tmp_path)
-    first, second, third, fourth = (looker.look() for _ in range(4))
+    monkeypatch.setattr(monitor, "refresh_runs", refresh_runs)
+    monitor_ = _monitor(tmp_path)
+    first, second, third, fourth = (monitor_.poll() for _ in range(4))
     assert first.notes == ("Slurm is slow",) and not first.problem
     assert second.runs == first.runs and "cannot reach the controller" in second.problem
     assert third.runs == first.runs and "Input/output error" in third.problem and third.updated_at == first.updated_at
@@ -208,12 +213,12 @@ def test_what_can_never_be_looked_at_is_not_tried_again(tmp_path: Path, monkeypa
     (tmp_path / "runs").mkdir()
     (tmp_path / "results.db").write_text("somebody's notes\n" * 500)
     with pytest.raises(InputError, match="not an SQLite database"):
-        _looker(tmp_path).look()
-    looker = _looker(tmp_path)
+        _monitor(tmp_path).poll()
+    monitor_ = _monitor(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(monitor, "refreshed", lambda *_, **__: [run("a", State.RUNNING)])
-        first = looker.look()
-    second = looker.look()
+        patch.setattr(monitor, "refresh_runs", lambda *_, **__: [run("a", State.RUNNING)])
+        first = monitor_.poll()
+    second = monitor_.poll()
     assert second.runs == first.runs and "not an SQLite database" in second.problem
 
 
@@ -265,33 +270,33 @@ class _Site:
 
 @dataclass
 class _Plan:
-    site: Any
+    cluster: Any
 
 
-def test_the_shepherd_sends_when_a_quarter_is_free_or_nothing_waits(
+def test_the_backlog_is_submitted_when_a_quarter_is_free_or_nothing_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few large arrays instead of many small ones; never more often than the site likes to be asked."""
     calls: list[int] = []
 
-    def submit(*_arguments: Any, **_options: Any) -> Submitted:
+    def submit(*_arguments: Any, **_options: Any) -> SubmitResult:
         calls.append(1)
-        return Submitted(held=["x"])
+        return SubmitResult(backlog=["x"])
 
-    monkeypatch.setattr(submitter, "submit", submit)
+    monkeypatch.setattr(submitter, "submit_plan", submit)
     site = _Site()
-    shepherd = Shepherd(Any, _Plan(site), Submitted(held=["x", "y"]), stale=False, newest_known={})  # type: ignore[arg-type]
+    backlog = Backlog(Any, _Plan(site), SubmitResult(backlog=["x", "y"]), stale=False, newest_known={})  # type: ignore[arg-type]
     waits = [run(f"w{number}", State.PENDING) for number in range(4)]
     runs = [run(f"r{number}", State.RUNNING) for number in range(3)]
-    assert shepherd.tend([*waits, *runs]) == [] and not calls, "7 of 8"
-    shepherd.tend([*waits[:3], *runs])
+    assert backlog.submit_more([*waits, *runs]) == [] and not calls, "7 of 8"
+    backlog.submit_more([*waits[:3], *runs])
     assert len(calls) == 1, "6 of 8"
-    shepherd.tend([*runs, *runs, run("r4", State.RUNNING)])
+    backlog.submit_more([*runs, *runs, run("r4", State.RUNNING)])
     assert len(calls) == 2, "7 of 8, and all of them run"
     site.poll_seconds = 60.0
-    shepherd.tend([])
+    backlog.submit_more([])
     assert len(calls) == 2, "asked a moment ago"
-    assert shepherd.done.held == ["x"]
+    assert backlog.result.backlog == ["x"]
 
 
 def test_looking_takes_a_fifth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,8 +315,8 @@ def test_looking_takes_a_fifth_of_the_time_at_most(monkeypatch: pytest.MonkeyPat
         time.sleep(0.3 if len(pauses) else 0.0)
         return SEEN
 
-    assert attend(look, View()) == (SEEN, True)
-    assert pauses[0] == monitor.LOOK_S and 1.5 <= pauses[1] < 5
+    assert follow(look, View()) == (SEEN, True)
+    assert pauses[0] == monitor.POLL_S and 1.5 <= pauses[1] < 5
 
 
 # --- in a real terminal ---
@@ -374,7 +379,9 @@ def workspace(campaign: Any, tmp_path: Path) -> Iterator[Path]:
         intents = record_intents(store, campaign.runs, [(spec, ResourceShape()) for spec in specs], "elsewhere")
         for spec, state in zip(specs, (State.RUNNING, State.SUCCEEDED, State.FAILED), strict=True):
             RunDir.of(campaign.runs, spec.run_id).write_spec(spec)
-            mark(store, spec.run_id, 1, state, message="it broke" if state is State.FAILED else "")
+            update_statuses(
+                store, [StatusUpdate(spec.run_id, 1, state, message="it broke" if state is State.FAILED else "")]
+            )
         assert len(intents) == 3
     attempt = RunDir.of(campaign.runs, specs[0].run_id).attempt(1).create()
     progress = {"rank": 0, "time": time.time(), "epoch": 1, "epochs": 4, "samples_per_s": 50.0}
@@ -446,7 +453,7 @@ def test_leaving_does_not_wait_for_a_slow_answer(workspace: Path, patch: str) ->
     for key, code in (("q", 0), ("", 128 + signal.SIGTERM)):
         terminal = Terminal.start(workspace, "watch", patch=patch)
         before = terminal.modes()
-        terminal.until("looking ...")
+        terminal.until("updating ...")
         started = time.monotonic()
         if key:
             terminal.type(key)
@@ -516,7 +523,7 @@ def test_watch_without_a_terminal_prints_lines_until_all_is_over(workspace: Path
     assert process.stdout.readline() == "2/3 done, 1 running, 0 waiting: goes on epoch 1/4, 50 samples/s\n"
     with open_store(str(workspace / "results.db")) as store:
         (row,) = workspace.glob("runs/*/*/attempts/1/progress.0.json")
-        mark(store, row.parents[2].name, 1, State.LOST, message="no sign of life")
+        update_statuses(store, [StatusUpdate(row.parents[2].name, 1, State.LOST, message="no sign of life")])
     rest, _ = process.communicate(timeout=20)
     assert rest == "goes on: lost: no sign of life\n3/3 done, 0 running, 0 waiting\n"
     assert process.returncode == 0

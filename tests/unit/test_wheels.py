@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from orchestrator import cli
 from orchestrator.environment import horovod_recipe, wheel_build, wheel_cache
 from orchestrator.environment.horovod_recipe import HOROVOD
-from orchestrator.environment.wheels import Edit, Flavour, Needs, Order, Recipe, Target
+from orchestrator.environment.wheels import BuildNeeds, Edit, Flavour, Recipe, TargetPython, WheelSpec
 from orchestrator.errors import CommandError, InputError, OperationError
 
 SETUP = """
@@ -69,13 +69,13 @@ def recipe(sdist: Path) -> Recipe:
         edits=(EDIT,),
         settings={Flavour.CPU: {"FAKEPKG_GPU": "0"}, Flavour.NCCL: {"FAKEPKG_GPU": "1"}},
         version_variable="FAKEPKG_LOCAL",
-        prepare=lambda target, *_: Needs({}, [] if "setuptools" in target.packages else ["setuptools"]),
+        prepare=lambda target, *_: BuildNeeds({}, [] if "setuptools" in target.packages else ["setuptools"]),
         trial=lambda _: TRIAL,
     )
 
 
 @pytest.fixture
-def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TargetPython:
     """This interpreter, with a stand-in for torch; everything temporary below ``tmp_path / "scratch"``."""
     version = tmp_path / "site" / "torch" / "version.py"
     version.parent.mkdir(parents=True)
@@ -86,7 +86,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
     monkeypatch.setenv("BUILDS", str(tmp_path / "builds"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
-    return Target.ask(Path(sys.executable))
+    return TargetPython.query(Path(sys.executable))
 
 
 @pytest.fixture
@@ -95,9 +95,9 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def obtain(tmp_path: Path, said: list[str]) -> Callable[..., wheel_cache.Wheel]:
-    def call(order: Order, sdist: Path | None, wait_s: float = 60) -> wheel_cache.Wheel:
-        return wheel_cache.obtain(order, tmp_path / "cache", sdist=sdist, say=said.append, wait_s=wait_s)
+def get_wheel(tmp_path: Path, said: list[str]) -> Callable[..., wheel_cache.Wheel]:
+    def call(wheel_spec: WheelSpec, sdist: Path | None, wait_s: float = 60) -> wheel_cache.Wheel:
+        return wheel_cache.get_wheel(wheel_spec, tmp_path / "cache", sdist=sdist, report=said.append, wait_s=wait_s)
 
     return call
 
@@ -112,21 +112,21 @@ def _leftovers(tmp_path: Path) -> list[Path]:
 
 
 def test_two_calls_at_once_build_once_and_the_next_call_only_looks(
-    tmp_path: Path, recipe: Recipe, sdist: Path, target: Target, obtain: Callable[..., wheel_cache.Wheel]
+    tmp_path: Path, recipe: Recipe, sdist: Path, target: TargetPython, get_wheel: Callable[..., wheel_cache.Wheel]
 ) -> None:
     """The wheel is of the edited sources, is named after its torch, was not installed into the target, and is whole."""
-    order = Order.of(recipe, target, Flavour.CPU)
+    wheel_spec = WheelSpec.of(recipe, target, Flavour.CPU)
     with ThreadPoolExecutor() as pool:
-        made = [call.result() for call in [pool.submit(obtain, order, sdist) for _ in range(2)]]
+        made = [call.result() for call in [pool.submit(get_wheel, wheel_spec, sdist) for _ in range(2)]]
     assert sorted(m.built for m in made) == [False, True]
     assert len(_builds(tmp_path)) == 1
     wheel = made[0].path
     assert made[1].path == wheel
-    assert wheel.name.startswith(f"fakepkg-1.0+torch9.1.0.cu130.cpu.{recipe.digest(order.settings)}-")
+    assert wheel.name.startswith(f"fakepkg-1.0+torch9.1.0.cu130.cpu.{recipe.digest(wheel_spec.settings)}-")
     assert "KNOB = 20" in zipfile.ZipFile(wheel).read("fakepkg.py").decode()
-    assert "fakepkg" not in Target.ask(Path(sys.executable)).packages
+    assert "fakepkg" not in TargetPython.query(Path(sys.executable)).packages
     assert not _leftovers(tmp_path)
-    assert obtain(order, None) == wheel_cache.Wheel(wheel, built=False)
+    assert get_wheel(wheel_spec, None) == wheel_cache.Wheel(wheel, built=False)
     assert len(_builds(tmp_path)) == 1
 
 
@@ -134,19 +134,19 @@ def test_sources_are_fetched_once_and_a_damaged_wheel_is_built_again(
     tmp_path: Path,
     recipe: Recipe,
     sdist: Path,
-    target: Target,
-    obtain: Callable[..., wheel_cache.Wheel],
+    target: TargetPython,
+    get_wheel: Callable[..., wheel_cache.Wheel],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """pip fetches by name and digest; afterwards the sources serve without it."""
     monkeypatch.setenv("PIP_FIND_LINKS", str(sdist.parent))
-    order = Order.of(recipe, target, None)
-    assert order.flavour is Flavour.NCCL, "this torch has CUDA"
-    wheel = obtain(order, None).path
+    wheel_spec = WheelSpec.of(recipe, target, None)
+    assert wheel_spec.flavour is Flavour.NCCL, "this torch has CUDA"
+    wheel = get_wheel(wheel_spec, None).path
     sdist.unlink()
     whole = wheel.read_bytes()
     wheel.write_bytes(whole[: len(whole) // 2])
-    again = obtain(order, None)
+    again = get_wheel(wheel_spec, None)
     assert again.built
     assert zipfile.is_zipfile(again.path)
 
@@ -155,35 +155,35 @@ def test_a_failed_build_shows_the_first_error_and_keeps_its_log(
     tmp_path: Path,
     recipe: Recipe,
     sdist: Path,
-    target: Target,
-    obtain: Callable[..., wheel_cache.Wheel],
+    target: TargetPython,
+    get_wheel: Callable[..., wheel_cache.Wheel],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The compiler's line is shown although forty others came after it; nothing is cached or left behind."""
     monkeypatch.setenv("ACT", "fail")
-    order = Order.of(recipe, target, Flavour.CPU)
+    wheel_spec = WheelSpec.of(recipe, target, Flavour.CPU)
     with pytest.raises(OperationError) as caught:
-        obtain(order, sdist)
+        get_wheel(wheel_spec, sdist)
     assert "building fakepkg 1.0 (cpu) for torch 9.1.0+cu130" in str(caught.value)
     assert "knob.cc:7:1: error: this knob is broken" in str(caught.value)
     assert "MAKEFLAGS=-j1" in caught.value.hint
     assert "note 17" in Path(caught.value.where).read_text()
     assert "note 17" not in str(caught.value)
-    assert wheel_cache.cached(order, tmp_path / "cache") is None
+    assert wheel_cache.cached(wheel_spec, tmp_path / "cache") is None
     assert not _leftovers(tmp_path)
 
 
 def test_a_wheel_that_does_not_work_is_not_kept(
-    tmp_path: Path, recipe: Recipe, sdist: Path, target: Target, obtain: Callable[..., wheel_cache.Wheel]
+    tmp_path: Path, recipe: Recipe, sdist: Path, target: TargetPython, get_wheel: Callable[..., wheel_cache.Wheel]
 ) -> None:
-    order = Order.of(replace(recipe, edits=()), target, Flavour.CPU)
+    wheel_spec = WheelSpec.of(replace(recipe, edits=()), target, Flavour.CPU)
     with pytest.raises(OperationError, match=r"trying the wheel.*(?s:.*)AssertionError: 14"):
-        obtain(order, sdist)
-    assert wheel_cache.cached(order, tmp_path / "cache") is None
+        get_wheel(wheel_spec, sdist)
+    assert wheel_cache.cached(wheel_spec, tmp_path / "cache") is None
 
 
 def test_an_interrupted_build_ends_its_compiler(
-    tmp_path: Path, recipe: Recipe, sdist: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, recipe: Recipe, sdist: Path, target: TargetPython, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(text: str) -> None:
         if "%" in text:
@@ -192,8 +192,8 @@ def test_an_interrupted_build_ends_its_compiler(
     monkeypatch.setenv("ACT", "hang")
     monkeypatch.setattr(wheel_build, "_PROGRESS_EVERY_S", 0)
     with pytest.raises(KeyboardInterrupt):
-        wheel_cache.obtain(
-            Order.of(recipe, target, Flavour.CPU), tmp_path / "cache", sdist=sdist, say=interrupt, wait_s=1
+        wheel_cache.get_wheel(
+            WheelSpec.of(recipe, target, Flavour.CPU), tmp_path / "cache", sdist=sdist, report=interrupt, wait_s=1
         )
     (compiler,) = _builds(tmp_path)
     deadline = time.monotonic() + 10
@@ -224,53 +224,53 @@ def test_changed_sources_are_refused_and_left_alone(tmp_path: Path, text: str | 
 
 
 def test_another_archive_is_refused_before_anything_is_done(
-    tmp_path: Path, recipe: Recipe, sdist: Path, target: Target, obtain: Callable[..., wheel_cache.Wheel]
+    tmp_path: Path, recipe: Recipe, sdist: Path, target: TargetPython, get_wheel: Callable[..., wheel_cache.Wheel]
 ) -> None:
     sdist.write_bytes(sdist.read_bytes() + b"x")
     with pytest.raises(InputError) as caught:
-        obtain(Order.of(recipe, target, Flavour.CPU), sdist)
+        get_wheel(WheelSpec.of(recipe, target, Flavour.CPU), sdist)
     assert recipe.sdist_sha256 in str(caught.value)
     assert hashlib.sha256(sdist.read_bytes()).hexdigest() in str(caught.value)
     assert "pip download --no-deps --no-binary :all: fakepkg==1.0" in str(caught.value)
     assert not (tmp_path / "cache").exists()
     with pytest.raises(InputError, match="No such file"):
-        obtain(Order.of(recipe, target, Flavour.CPU), tmp_path / "nothing.tar.gz")
+        get_wheel(WheelSpec.of(recipe, target, Flavour.CPU), tmp_path / "nothing.tar.gz")
 
 
 def test_the_wait_for_another_build_is_bounded_and_names_it(
     tmp_path: Path,
     recipe: Recipe,
     sdist: Path,
-    target: Target,
-    obtain: Callable[..., wheel_cache.Wheel],
+    target: TargetPython,
+    get_wheel: Callable[..., wheel_cache.Wheel],
     said: list[str],
 ) -> None:
-    order = Order.of(recipe, target, Flavour.CPU)
+    wheel_spec = WheelSpec.of(recipe, target, Flavour.CPU)
     (tmp_path / "cache").mkdir()
-    with (tmp_path / "cache" / f"{order.key}.lock").open("w") as lock:
+    with (tmp_path / "cache" / f"{wheel_spec.key}.lock").open("w") as lock:
         lock.write("process 77 on node1\n")
         lock.flush()
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(OperationError, match="process 77 on node1 has been building the same wheel"):
-            obtain(order, sdist, wait_s=0.3)
+            get_wheel(wheel_spec, sdist, wait_s=0.3)
     assert said == ["waiting for process 77 on node1, which is building the same wheel"]
     assert not _builds(tmp_path)
 
 
-def test_a_cache_that_cannot_be_written_is_a_message(recipe: Recipe, sdist: Path, target: Target) -> None:
+def test_a_cache_that_cannot_be_written_is_a_message(recipe: Recipe, sdist: Path, target: TargetPython) -> None:
     with pytest.raises(OperationError, match="ORCHESTRATE_CACHE names another cache"):
-        wheel_cache.obtain(Order.of(recipe, target, Flavour.CPU), sdist / "cache", sdist=sdist, say=print)
+        wheel_cache.get_wheel(WheelSpec.of(recipe, target, Flavour.CPU), sdist / "cache", sdist=sdist, report=print)
 
 
-def test_the_key_holds_all_that_decides_what_a_wheel_is(recipe: Recipe, target: Target) -> None:
+def test_the_key_holds_all_that_decides_what_a_wheel_is(recipe: Recipe, target: TargetPython) -> None:
     """Another torch, CUDA, Python, machine, flavour, edit, setting or source is another wheel; another place is not."""
-    order = Order.of(recipe, target, Flavour.NCCL)
-    assert order.key.startswith(f"fakepkg-1.0-torch9.1.0+cu130-nccl-cuda13.0-{target.tag}-{target.machine}-")
-    assert Order.of(recipe, replace(target, python="/elsewhere", paths=()), Flavour.NCCL).key == order.key
+    wheel_spec = WheelSpec.of(recipe, target, Flavour.NCCL)
+    assert wheel_spec.key.startswith(f"fakepkg-1.0-torch9.1.0+cu130-nccl-cuda13.0-{target.tag}-{target.machine}-")
+    assert WheelSpec.of(recipe, replace(target, python="/elsewhere", paths=()), Flavour.NCCL).key == wheel_spec.key
     changed = [
-        Order.of(recipe, target, Flavour.CPU),
+        WheelSpec.of(recipe, target, Flavour.CPU),
         *(
-            Order.of(recipe, other, Flavour.NCCL)
+            WheelSpec.of(recipe, other, Flavour.NCCL)
             for other in (
                 replace(target, torch="9.1.1"),
                 replace(target, cuda="13.1"),
@@ -278,19 +278,19 @@ def test_the_key_holds_all_that_decides_what_a_wheel_is(recipe: Recipe, target: 
                 replace(target, machine="other"),
             )
         ),
-        Order.of(replace(recipe, version="2"), target, Flavour.NCCL),
-        Order.of(replace(recipe, sdist_sha256="0"), target, Flavour.NCCL),
-        Order.of(replace(recipe, edits=(replace(EDIT, new="KNOB = 21"),)), target, Flavour.NCCL),
-        Order.of(replace(recipe, settings={Flavour.NCCL: {}}), target, Flavour.NCCL),
+        WheelSpec.of(replace(recipe, version="2"), target, Flavour.NCCL),
+        WheelSpec.of(replace(recipe, sdist_sha256="0"), target, Flavour.NCCL),
+        WheelSpec.of(replace(recipe, edits=(replace(EDIT, new="KNOB = 21"),)), target, Flavour.NCCL),
+        WheelSpec.of(replace(recipe, settings={Flavour.NCCL: {}}), target, Flavour.NCCL),
     ]
-    assert len({order.key, *(o.key for o in changed)}) == len(changed) + 1
+    assert len({wheel_spec.key, *(o.key for o in changed)}) == len(changed) + 1
 
 
-def test_the_flavour_is_what_torch_can_use(recipe: Recipe, target: Target) -> None:
-    assert Order.of(recipe, target, None).flavour is Flavour.NCCL
-    assert Order.of(recipe, replace(target, cuda=""), None).flavour is Flavour.CPU
+def test_the_flavour_is_what_torch_can_use(recipe: Recipe, target: TargetPython) -> None:
+    assert WheelSpec.of(recipe, target, None).flavour is Flavour.NCCL
+    assert WheelSpec.of(recipe, replace(target, cuda=""), None).flavour is Flavour.CPU
     with pytest.raises(InputError, match=r"torch 9.1.0\+cu130 .* was built without CUDA"):
-        Order.of(recipe, replace(target, cuda=""), Flavour.NCCL)
+        WheelSpec.of(recipe, replace(target, cuda=""), Flavour.NCCL)
 
 
 def test_the_cache_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -309,16 +309,16 @@ def test_a_python_without_torch_or_without_pip(tmp_path: Path, monkeypatch: pyte
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "v")], check=True)
     python = tmp_path / "v" / "bin" / "python"
     with pytest.raises(InputError, match="has no torch") as caught:
-        Target.ask(python)
+        TargetPython.query(python)
     assert caught.value.where == str(python)
     with pytest.raises(InputError, match="no such program"):
-        Target.ask(tmp_path / "nothing")
+        TargetPython.query(tmp_path / "nothing")
     with pytest.raises(InputError, match="could not be asked"):
-        Target.ask(Path("/bin/false"))
+        TargetPython.query(Path("/bin/false"))
     (tmp_path / "site" / "torch").mkdir(parents=True)
     (tmp_path / "site" / "torch" / "version.py").write_text("__version__ = '9.1.0'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    bare = Target.ask(python)
+    bare = TargetPython.query(python)
     assert bare.cuda == ""
     assert wheel_build.pip(str(python), bare) == [sys.executable, "-m", "pip", "--python", str(python)]
     wheel = tmp_path / "fakepkg-1.0+x-py3-none-any.whl"
@@ -328,19 +328,19 @@ def test_a_python_without_torch_or_without_pip(tmp_path: Path, monkeypatch: pyte
         content.writestr("fakepkg-1.0+x.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         content.writestr("fakepkg-1.0+x.dist-info/RECORD", "")
     wheel_cache.install(wheel, bare)
-    assert Target.ask(python).packages["fakepkg"] == "1.0+x"
+    assert TargetPython.query(python).packages["fakepkg"] == "1.0+x"
     wheel.write_bytes(b"")
     with pytest.raises(CommandError, match="the wheel is kept"):
         wheel_cache.install(wheel, bare)
 
 
 def test_the_verb_prints_the_wheel_and_nothing_else(
-    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: TargetPython, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With Horovod's own recipe and a wheel in the cache: standard output is its path alone, ready for ``$(...)``."""
     monkeypatch.setenv("ORCHESTRATE_CACHE", str(tmp_path))
     for option, flavour in (("--cpu", Flavour.CPU), ("--nccl", Flavour.NCCL)):
-        wheel = tmp_path / "wheels" / Order.of(HOROVOD, target, flavour).key / "horovod.whl"
+        wheel = tmp_path / "wheels" / WheelSpec.of(HOROVOD, target, flavour).key / "horovod.whl"
         wheel.parent.mkdir(parents=True)
         zipfile.ZipFile(wheel, "w").close()
         done = CliRunner().invoke(cli.app, ["wheel", "horovod", option])
@@ -367,14 +367,16 @@ def tools(tmp_path: Path) -> Callable[..., dict[str, str]]:
 
 
 @pytest.fixture
-def ready(tmp_path: Path, target: Target) -> Target:
+def ready(tmp_path: Path, target: TargetPython) -> TargetPython:
     """A target that lacks nothing for a build."""
     (tmp_path / "Python.h").touch()
     names = ("setuptools", "cffi", "cloudpickle", "packaging", "psutil", "pyyaml", "pip")
     return replace(target, include=str(tmp_path), packages=dict.fromkeys(names, "80"))
 
 
-def test_horovod_names_what_is_missing(tmp_path: Path, ready: Target, tools: Callable[..., dict[str, str]]) -> None:
+def test_horovod_names_what_is_missing(
+    tmp_path: Path, ready: TargetPython, tools: Callable[..., dict[str, str]]
+) -> None:
     """Each tool that a build needs is looked for before anything is fetched, and its absence says what to do."""
     with pytest.raises(OperationError, match=r"compiler .* and make are needed"):
         HOROVOD.prepare(ready, tools(), Flavour.CPU, tmp_path)
@@ -395,7 +397,7 @@ def test_horovod_names_what_is_missing(tmp_path: Path, ready: Target, tools: Cal
 
 
 def test_horovod_with_nccl_uses_the_cuda_and_nccl_of_torch(
-    tmp_path: Path, ready: Target, tools: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ready: TargetPython, tools: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nvcc of another major release is refused; torch's own NCCL gets the plain name that the linker wants, outside
     the target."""

@@ -1,1 +1,1 @@
-"""One file a verb."""
+"""The verbs of the command line, one file each."""

@@ -1,8 +1,8 @@
-"""Stop runs.
+"""Cancel runs.
 
-What waits is taken out of the queue, what runs is ended; on this machine, what does not end when it is asked to is
-killed. A run that has ended stays as it is, and is not sent again by itself. Checkpoints stay: orchestrate retry
-goes on from them.
+A waiting run leaves the queue, a running one is ended. On this machine, a run that does not end by itself is killed.
+Runs that have ended keep their state, and recovery does not resubmit them. Checkpoints stay: orchestrate retry
+continues from them.
 
 Example: orchestrate cancel --all
 """
@@ -10,6 +10,7 @@ Example: orchestrate cancel --all
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,96 +18,89 @@ import typer
 
 from orchestrator.cli import output, run_names
 from orchestrator.cli.options import DatabaseOption, RunsOption
-from orchestrator.cli.refresh import bring_up_to_date, refreshed
-from orchestrator.cli.workspace_checks import insist_on_something
+from orchestrator.cli.refresh import refresh_runs, refresh_store
+from orchestrator.cli.workspace_checks import require_workspace
 from orchestrator.cluster.resources import LOCAL
 from orchestrator.errors import OperationError
 from orchestrator.units import counted
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
+from workloads.files.run_dir import RunDir
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from db import connect, errors, submissions
+    from orchestrator.backends import exit_status
+    from orchestrator.tracking import tracker
 
 if TYPE_CHECKING:
     from orchestrator.backends.base import ForcedCancel
-    from orchestrator.tracking.tracker import RunStatus
 
 ORDER = 80
 
 
 def cancel(
     names: run_names.RunsArgument = None,
-    every: Annotated[bool, typer.Option("--all", help="Every run that waits or runs.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Cancel every run that waits or runs.")] = False,
     runs: RunsOption = DEFAULT_RUNS,
     database: DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
-    run_names.insist(names, every, "cancel", "--all")
+    run_names.require_selection(names, every, "cancel", "--all")
     workspace = Workspace.at(runs=runs, database=database)
-    insist_on_something(workspace)
-    found = refreshed(workspace)
-    chosen = found if every else [run_names.one(found, name) for name in names or []]
+    require_workspace(workspace)
+    chosen = run_names.select(refresh_runs(workspace), names, lambda _run: True)
     live = [run for run in chosen if run.state.live]
     _hold(workspace, chosen)
     for run in chosen:
         if not run.state.live and not every:
-            output.talk(f"{run.run_id} {run.label}: {run.state.value} already")
+            output.print_message(f"{run.run_id} {run.label}: already {run.state.value}")
     left = _cancel(workspace, live)
-    sent = {run.run_id for run in live if run.target != LOCAL}
-    ending = [run for run in refreshed(workspace) if run.run_id in sent and run.state.live]
+    on_slurm = {run.run_id for run in live if run.target != LOCAL}
+    ending = [run for run in refresh_runs(workspace) if run.run_id in on_slurm and run.state.live]
     typer.echo(f"{counted(len(live) - len(left), 'run')} cancelled")
-    if ending and not left:
-        still = "is" if len(ending) == 1 else "are"
-        output.talk(f"{len(ending)} of them {still} being ended by Slurm; orchestrate status shows when that is over")
     if left:
+        names_left = run_names.describe([run for run in live if run.run_id in left])
         raise OperationError(
-            f"not ended yet: {counted(len(left), 'run')}, {run_names.listed([run for run in live if run.run_id in left])}",
+            f"not ended yet: {counted(len(left), 'run')}, {names_left}",
             why="; ".join(dict.fromkeys(each.what for each in left.values())),
             hint="; ".join(dict.fromkeys(each.hint for each in left.values())),
         )
+    if ending:
+        output.print_message(f"Slurm is still ending {len(ending)} of them; orchestrate status shows when they ended")
 
 
-def _cancel(workspace: Workspace, live: Sequence[RunStatus]) -> dict[str, ForcedCancel]:
-    """Ask for the end of runs and insist on it; by run id, those that have not ended for all that."""
-    import time
-
-    from db.connect import open_store
-    from db.errors import StoreReadOnlyError
-    from orchestrator.backends.exit_status import Exit
-    from orchestrator.tracking import tracker
-    from workloads.files.run_dir import RunDir
-
-    places = {run.run_id: RunDir.of(workspace.runs, run.run_id).attempt(run.attempt) for run in live}
-    # Read only, so that runs can be ended when their logs have filled the disk.
-    with open_store(workspace.database, read_only=True) as store:
-        from db.submissions import live_attempts
-
-        tokens = {record.run_id: record.token or "" for record in live_attempts(store)}
-        left: dict[str, ForcedCancel] = {}
-        for target in sorted({run.target or "" for run in live}):
-            executor = tracker.find_executor(target, workspace.runs)
-            if executor is None:
-                raise OperationError(f"this version cannot cancel jobs of {target}", hint="scancel the job id")
-            meant = [run for run in live if run.target == target and run.run_id in tokens]
-            executor.cancel([(places[run.run_id], tokens[run.run_id]) for run in meant])
-            deadline = time.monotonic() + executor.cancel_wait_s
-            while meant and time.monotonic() < deadline:
-                meant = [run for run in meant if Exit.read(places[run.run_id]) is None]
-                time.sleep(0.1 if meant else 0)
-            by_token = {tokens[run.run_id]: run for run in meant}
-            for each in executor.force_cancel([(places[run.run_id], token) for token, run in by_token.items()]):
-                run = by_token[each.token]
-                if not each.ended:
-                    left[run.run_id] = each
-                elif each.what:
-                    output.talk(f"{run.run_id} {run.label}: {each.what}")
-    with contextlib.suppress(StoreReadOnlyError), open_store(workspace.database) as store:
-        bring_up_to_date(store, workspace.runs, fresh=True)
+def _cancel(workspace: Workspace, live: Sequence[tracker.RunStatus]) -> dict[str, ForcedCancel]:
+    """Cancel runs, and return by run id those that have not ended even when they were killed."""
+    attempts = {run.run_id: RunDir.of(workspace.runs, run.run_id).attempt(run.attempt) for run in live}
+    left: dict[str, ForcedCancel] = {}
+    # Read-only, so that runs can be cancelled when their logs have filled the disk.
+    with connect.open_store(workspace.database, read_only=True) as store:
+        tokens = {record.run_id: record.token or "" for record in submissions.live_attempts(store)}
+    for target in sorted({run.target or "" for run in live}):
+        executor = tracker.find_executor(target, workspace.runs)
+        if executor is None:
+            raise OperationError(f"this version cannot cancel jobs of {target}", hint="scancel the job id")
+        waiting = [run for run in live if run.target == target and run.run_id in tokens]
+        executor.cancel([(attempts[run.run_id], tokens[run.run_id]) for run in waiting])
+        deadline = time.monotonic() + executor.cancel_wait_s
+        while waiting and time.monotonic() < deadline:
+            waiting = [run for run in waiting if exit_status.Exit.read(attempts[run.run_id]) is None]
+            time.sleep(0.1 if waiting else 0)
+        by_token = {tokens[run.run_id]: run for run in waiting}
+        for each in executor.force_cancel([(attempts[run.run_id], token) for token, run in by_token.items()]):
+            run = by_token[each.token]
+            if not each.ended:
+                left[run.run_id] = each
+            elif each.what:
+                output.print_message(f"{run.run_id} {run.label}: {each.what}")
+    with contextlib.suppress(errors.StoreReadOnlyError), connect.open_store(workspace.database) as store:
+        refresh_store(store, workspace.runs, fresh=True)
     return left
 
 
-def _hold(workspace: Workspace, chosen: Sequence[RunStatus]) -> None:
-    """See to it that what has ended is not sent again by itself."""
-    from workloads.files.run_dir import RunDir
-
+def _hold(workspace: Workspace, chosen: Sequence[tracker.RunStatus]) -> None:
+    """Keep recovery from resubmitting runs that have ended."""
     due = [run for run in chosen if run.will_resubmit]
     for run in due:
         RunDir.of(workspace.runs, run.run_id).attempt(run.attempt).create().held.touch()
     if due:
-        output.talk(f"{counted(len(due), 'run')} that had ended will not be sent again")
+        output.print_message(f"{counted(len(due), 'run')} that had ended will not be resubmitted")

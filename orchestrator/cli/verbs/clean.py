@@ -1,7 +1,7 @@
 """Remove checkpoints, logs and leftovers by rule; never a result.
 
-Runs that wait or run keep everything. Without options only leftovers go: half-written files, damaged checkpoints,
-and code of old submissions that no run needs any more. Shows sizes and asks first.
+Files of live runs stay. Without options, only leftovers are removed: half-written files, damaged checkpoints, and code
+snapshots that no run needs any more. The command lists sizes and asks before it removes anything.
 
 Example: orchestrate clean --keep best --older-than 7d --dry-run
 """
@@ -10,99 +10,108 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from orchestrator.cli import output
 from orchestrator.cli.options import DatabaseOption, RunsOption
+from orchestrator.cli.refresh import refresh_store
+from orchestrator.cli.workspace_checks import require_runs_folder
 from orchestrator.errors import InputError, PartlyDoneError
-from orchestrator.tracking.clean import ItemKind, KeepCheckpoints
-from orchestrator.units import counted
+from orchestrator.tracking.clean import CleanPolicy, CleanReport, ItemKind, KeepCheckpoints
+from orchestrator.units import QuantityError, counted, parse_time_limit
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
 from workloads.contract import State
+from workloads.lazy import lazy_imports
 
-if TYPE_CHECKING:
-    from orchestrator.tracking.clean import CleanPolicy, CleanReport
+with lazy_imports(__name__):
+    from db import connect, queries
+    from orchestrator.tracking import clean as cleaning
 
 ORDER = 140
 
-
-_NAMED = 10
+_MAX_LISTED = 10
 
 
 def clean(
     checkpoints: Annotated[
         KeepCheckpoints,
-        typer.Option("--keep", "-k", help="Which checkpoints stay: each run's last, the best over seeds, none."),
+        typer.Option(
+            "--keep", "-k", help="Checkpoints to keep: each run's last, those of the best of several seeds, or none."
+        ),
     ] = KeepCheckpoints.LAST,
-    logs: Annotated[bool, typer.Option("--logs", help="Also what runs printed.")] = False,
+    logs: Annotated[bool, typer.Option("--logs", help="Remove logs too.")] = False,
     state: Annotated[
-        list[State] | None, typer.Option("--state", help="Of runs in this state, succeeded unless given; repeatable.")
+        list[State] | None,
+        typer.Option("--state", help="Clean runs in this state instead of succeeded ones; repeatable."),
     ] = None,
     older_than: Annotated[
-        str, typer.Option(metavar="TIME", help="Only of runs that ended so long ago, such as 7d or 12h.")
+        str, typer.Option(metavar="TIME", help="Clean only runs that ended at least so long ago, such as 7d or 12h.")
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would go, and stop.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="List what would be removed, and exit.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
     json: output.JsonOption = False,
     runs: RunsOption = DEFAULT_RUNS,
     database: DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
-    from orchestrator.tracking.clean import CleanPolicy
-
     workspace = Workspace.at(runs=runs, database=database)
-    rules = CleanPolicy(
+    policy = CleanPolicy(
         checkpoints=checkpoints,
         logs=logs,
-        states=_ended(state or [State.SUCCEEDED]),
-        older_than_s=_seconds(older_than),
+        states=_require_ended(state or [State.SUCCEEDED]),
+        older_than_s=_parse_age(older_than),
     )
     if json and not (yes or dry_run):
-        raise InputError("--json asks nothing", hint="add --dry-run to look, or --yes to remove")
-    found = _find(workspace, rules)
+        raise InputError("--json cannot ask before it removes", hint="add --dry-run to list only, or --yes to remove")
+    found = _find(workspace, policy)
     if not json:
-        _show(found)
-    went = None
-    if found.items and not dry_run and (yes or _agreed(found)):
-        went = _remove(workspace, found)
+        _print_report(found)
+    removed = None
+    if found.items and not dry_run and (yes or _confirm(found)):
+        with connect.open_store(workspace.database) as store:
+            removed = cleaning.remove(store, workspace.runs, found.items)
     if json:
-        output.facts(_told(found, went))
-    elif went is not None:
-        typer.echo(f"{_total(went)} removed")
+        output.print_json(_json_report(found, removed))
+    elif removed is not None:
+        typer.echo(f"{_total(removed)} removed")
     elif not found.items:
         typer.echo("nothing to remove by these rules")
     elif not dry_run:
         typer.echo("nothing was removed")
-    if went is not None and went.left:
+    if removed is not None and removed.left:
         raise PartlyDoneError(
-            f"{counted(len(went.left), 'thing')} could not be removed",
-            why="; ".join(f"{path}: {why}" for path, why in went.left[:_NAMED]),
-            hint="what went is gone; orchestrate clean tries the rest again",
+            f"{counted(len(removed.left), 'item')} could not be removed",
+            why="; ".join(f"{path}: {why}" for path, why in removed.left[:_MAX_LISTED]),
+            hint="repeat orchestrate clean when the cause is fixed; what it removed cannot be recovered",
         )
 
 
-def _ended(states: Collection[State]) -> frozenset[State]:
+def _require_ended(states: Collection[State]) -> frozenset[State]:
+    """Return the states of ``--state``.
+
+    Raises:
+        InputError: runs in one of them have no files, or need all of them.
+    """
     for state in states:
         if state is State.PLANNED:
             raise InputError(
-                "runs that are planned have no files yet",
+                "planned runs have no files yet",
                 where=f"--state {state.value}",
-                hint="orchestrate submit sends them, orchestrate db rebuild --drop-missing forgets them",
+                hint="orchestrate submit submits them, orchestrate db rebuild --drop-missing drops their records",
             )
         if state.live:
             ended = [s.value for s in State if not s.live and s is not State.PLANNED]
             raise InputError(
-                f"runs that are {state.value} keep everything",
+                f"runs that are {state.value} need all their files",
                 where=f"--state {state.value}",
-                hint=f"orchestrate cancel ends runs; states that have ended are {', '.join(ended)}",
+                hint=f"orchestrate cancel ends runs; choose among {', '.join(ended)}",
             )
     return frozenset(states)
 
 
-def _seconds(text: str) -> float:
-    from orchestrator.units import QuantityError, parse_time_limit
-
+def _parse_age(text: str) -> float:
+    """Return the seconds of ``--older-than``; 0 for the empty text."""
     if not text:
         return 0.0
     try:
@@ -111,77 +120,64 @@ def _seconds(text: str) -> float:
         raise InputError(error.what.replace("time limit", "time"), where="--older-than", hint=error.hint) from error
 
 
-def _find(workspace: Workspace, rules: CleanPolicy) -> CleanReport:
-    from orchestrator.cli.refresh import bring_up_to_date
-    from orchestrator.cli.workspace_checks import insist_on_runs_folder
-    from orchestrator.tracking import clean
-
-    insist_on_runs_folder(workspace)
+def _find(workspace: Workspace, policy: CleanPolicy) -> CleanReport:
+    require_runs_folder(workspace)
     if workspace.is_empty:
-        return clean.CleanReport()
-    from db.connect import open_store
-    from db.queries import run_records
-
-    with open_store(workspace.database) as store:
-        bring_up_to_date(store, workspace.runs)
-        needed = clean.needed_snapshots(store, workspace.runs)
-        return clean.find(workspace.runs, run_records(store), needed, rules)
+        return CleanReport()
+    with connect.open_store(workspace.database) as store:
+        refresh_store(store, workspace.runs)
+        needed = cleaning.needed_snapshots(store, workspace.runs)
+        return cleaning.find(workspace.runs, queries.run_records(store), needed, policy)
 
 
-def _remove(workspace: Workspace, found: CleanReport) -> CleanReport:
-    from db.connect import open_store
-    from orchestrator.tracking import clean
-
-    with open_store(workspace.database) as store:
-        return clean.remove(store, workspace.runs, found.items)
-
-
-def _show(found: CleanReport) -> None:
+def _print_report(found: CleanReport) -> None:
     rows = []
     for kind in ItemKind:
         items = [item for item in found.items if item.kind is kind]
         if items:
-            total = sum(item.size_bytes for item in items)
-            row = {"what": kind.value, "runs": len({i.run_id for i in items} - {""}), "number": len(items)}
-            rows.append({**row, "size_bytes": total})
+            num_runs = len({item.run_id for item in items} - {""})
+            size_bytes = sum(item.size_bytes for item in items)
+            rows.append({"what": kind.value, "runs": num_runs, "number": len(items), "size_bytes": size_bytes})
     if rows:
-        size = output.Column("size_bytes", "size", lambda row: _size(row["size_bytes"]))
-        output.rows(rows, ["what", "runs", "number", size])
-    for path, why in found.left[:_NAMED]:
-        output.talk(f"left alone: {path}: {why}")
-    if len(found.left) > _NAMED:
-        output.talk(f"left alone: {len(found.left) - _NAMED} more")
+        size = output.Column("size_bytes", "size", lambda row: _format_size(row["size_bytes"]))
+        output.print_rows(rows, ["what", "runs", "number", size])
+    for path, why in found.left[:_MAX_LISTED]:
+        output.print_message(f"kept: {path}: {why}")
+    if len(found.left) > _MAX_LISTED:
+        output.print_message(f"kept: {len(found.left) - _MAX_LISTED} more")
     if found.num_live:
-        output.talk(f"{counted(found.num_live, 'run')} under way: nothing of that is removed")
+        output.print_message(f"kept: all files of {counted(found.num_live, 'live run')}")
 
 
-def _total(found: CleanReport) -> str:
-    return _size(sum(item.size_bytes for item in found.items))
+def _total(report: CleanReport) -> str:
+    return _format_size(sum(item.size_bytes for item in report.items))
 
 
-def _size(size_bytes: int) -> str:
+def _format_size(size_bytes: int) -> str:
     if size_bytes == 1:
         return "1 byte"
-    total = float(size_bytes)
+    size = float(size_bytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if total < 1024 or unit == "GiB":
+        if size < 1024 or unit == "GiB":
             break
-        total /= 1024
-    return f"{total:,.0f} {unit}" if unit == "bytes" else f"{total:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
 
 
-def _agreed(found: CleanReport) -> bool:
+def _confirm(found: CleanReport) -> bool:
     if not sys.stdin.isatty():
-        raise InputError("nobody is there to ask", hint="add --yes to remove, or --dry-run to look")
+        raise InputError(
+            "standard input is no terminal, so nobody can confirm", hint="add --yes to remove, or --dry-run to list"
+        )
     return typer.confirm(f"Remove {_total(found)}? This cannot be undone.", err=True)
 
 
-def _told(found: CleanReport, went: CleanReport | None) -> dict[str, Any]:
-    gone = found if went is None else went
+def _json_report(found: CleanReport, removed: CleanReport | None) -> dict[str, Any]:
+    report = found if removed is None else removed
     return {
-        "removed": went is not None,
-        "bytes": sum(item.size_bytes for item in gone.items),
-        "items": gone.items,
-        "left": [{"path": path, "why": why} for path, why in (*found.left, *(went.left if went else ()))],
+        "removed": removed is not None,
+        "bytes": sum(item.size_bytes for item in report.items),
+        "items": report.items,
+        "left": [{"path": path, "why": why} for path, why in (*found.left, *(removed.left if removed else ()))],
         "live_runs": found.num_live,
     }

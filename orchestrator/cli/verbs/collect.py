@@ -1,24 +1,23 @@
 """Read new results from the runs folder into the database.
 
-Only what changed since the last time is read; status and results do it too, results where there is a database.
-Files that are damaged or may not be read are named, left out and tried again each time.
+Only files that changed since the last time are read. orchestrate status and results do this too, results where there is
+a database. Damaged and unreadable files are reported, skipped, and tried again the next time.
 
 Example: orchestrate collect
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from orchestrator.cli import output
-from orchestrator.cli.collect_report import _say_collected, say_problems
 from orchestrator.cli.options import DatabaseOption, RunsOption
+from orchestrator.cli.refresh import print_collected, report_problems
 from orchestrator.errors import InputError, PartlyDoneError
 from orchestrator.units import counted
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
+from workloads.lazy import lazy_imports
 
-if TYPE_CHECKING:
-    pass
+with lazy_imports(__name__):
+    from db import connect, ingest
 
 ORDER = 100
 
@@ -27,22 +26,19 @@ def collect(
     json: output.JsonOption = False, runs: RunsOption = DEFAULT_RUNS, database: DatabaseOption = DEFAULT_DATABASE
 ) -> None:
     workspace = Workspace.at(runs=runs, database=database)
-    from db.connect import open_store
-    from db.ingest import collect as take_in
-
     if not workspace.runs.is_dir():
         raise InputError(
             "there is no runs folder", where=str(workspace.runs), hint="orchestrate submit, or name it with --runs"
         )
-    with open_store(workspace.database) as store:
-        collected = take_in(store, workspace.runs)
+    with connect.open_store(workspace.database) as store:
+        report = ingest.collect(store, workspace.runs)
     if json:
-        output.facts(collected)
+        output.print_json(report)
     else:
-        _say_collected("new or changed", collected)
-    say_problems(collected)
-    if collected.problems:
+        print_collected("new or changed", report)
+    report_problems(report.problems)
+    if report.problems:
         raise PartlyDoneError(
-            f"left out: {counted(len(collected.problems), 'file or folder', 'files or folders')}",
-            hint="they are tried again each time",
+            f"skipped {counted(len(report.problems), 'file or folder', 'files or folders')}",
+            hint="repair them; every collect tries them again",
         )

@@ -1,7 +1,7 @@
 """Write a starter experiment.toml, or a cluster.toml for this site.
 
-With --cluster: the shipped profile whose host names match this one, else what Slurm says of partitions, GPUs, your
-accounts and limits.
+The cluster file is the shipped profile whose host names match this one. Without such a profile, it is made from what
+Slurm reports about partitions, GPUs, your accounts and limits.
 
 Example: orchestrate init --study demo
 
@@ -19,12 +19,15 @@ import typer
 
 from orchestrator.cli import output
 from orchestrator.cli.completion import profile_names, study_names
-from orchestrator.cli.options import (
-    ExperimentOption,
-    insist_apart,
-)
+from orchestrator.cli.options import ExperimentOption, require_exclusive
 from orchestrator.errors import InputError
 from orchestrator.workspace import DEFAULT_EXPERIMENT
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from orchestrator.backends.slurm import commands
+    from orchestrator.cluster import cluster_file, discovery
+    from orchestrator.config import starter_studies
 
 ORDER = 10
 
@@ -32,78 +35,79 @@ ORDER = 10
 def init(
     context: typer.Context,
     study: Annotated[
-        str, typer.Option("--study", "-s", help="Which starter study.", autocompletion=study_names)
+        str, typer.Option("--study", "-s", metavar="NAME", help="Starter study to write.", autocompletion=study_names)
     ] = "demo",
     experiment: ExperimentOption = DEFAULT_EXPERIMENT,
     cluster: Annotated[bool, typer.Option("--cluster", help="Write a cluster.toml for this site instead.")] = False,
     profile: Annotated[
         str | None,
         typer.Option(
-            "--profile", metavar="NAME", help="With --cluster: this shipped profile.", autocompletion=profile_names
+            "--profile",
+            metavar="NAME",
+            help="With --cluster: write this shipped profile.",
+            autocompletion=profile_names,
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is already there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     list_all: Annotated[
-        bool, typer.Option("--list", help="List the starter studies, with --cluster the shipped profiles, and stop.")
+        bool, typer.Option("--list", help="List the starter studies, with --cluster the shipped profiles, and exit.")
     ] = False,
 ) -> None:
-    insist_apart(context, "cluster", "study", "a study is an experiment file, and --cluster writes a cluster file")
-    insist_apart(context, "cluster", "experiment", "--cluster writes a cluster file, always cluster.toml")
-    insist_apart(context, "list_all", "study", "--list shows every study and writes none")
+    require_exclusive(context, "cluster", "study", "a study is an experiment file, and --cluster writes a cluster file")
+    require_exclusive(context, "cluster", "experiment", "--cluster writes a cluster file, always cluster.toml")
+    require_exclusive(context, "list_all", "study", "--list lists every study and writes none")
     if profile is not None and not cluster:
         raise InputError("--profile names a shipped profile of a cluster", hint="add --cluster")
-    if cluster:
-        _init_cluster(profile, force=force, list_all=list_all)
-        return
-    from orchestrator.cluster import cluster_file
-    from orchestrator.config import starter_studies
-
-    if list_all:
+    if cluster and list_all:
+        for name, text in cluster_file.shipped().items():
+            first_line = text.partition("\n")[0]
+            typer.echo(f"{name}: {first_line.removeprefix('# ')}")
+    elif cluster:
+        _write_cluster_file(profile, force=force)
+    elif list_all:
         for name in starter_studies.names():
             typer.echo(f"{name}: {starter_studies.summary(name)}")
-        return
+    else:
+        _write_experiment(study, experiment, force=force)
+
+
+def _write_experiment(study: str, path: Path, *, force: bool) -> None:
     text = starter_studies.read(study)
-    _write(experiment, text, "an experiment file", force=force, other="--experiment writes another file")
-    # Beside a cluster file, "--local" would send a reader to train on a login node.
+    if not force:
+        _require_absent(path, "an experiment file", "; --experiment writes another file")
+    _write(path, text)
+    # Not beside a cluster file: "plan --local" would lead to training on a login node.
     local = "" if Path(cluster_file.DEFAULT_FILE).exists() or os.environ.get("ORCHESTRATE_CLUSTER") else " --local"
-    read_anyway = experiment == Path(os.environ.get("ORCHESTRATE_EXPERIMENT") or DEFAULT_EXPERIMENT)
-    other = "" if read_anyway else f" -e {shlex.quote(str(experiment))}"
-    output.talk(f"wrote {experiment} (study {study}); next: orchestrate plan{other}{local}")
+    is_default = path == Path(os.environ.get("ORCHESTRATE_EXPERIMENT") or DEFAULT_EXPERIMENT)
+    option = "" if is_default else f" -e {shlex.quote(str(path))}"
+    output.print_message(f"wrote {path} (study {study}); next: orchestrate plan{option}{local}")
 
 
-def _init_cluster(profile: str | None, *, force: bool, list_all: bool) -> None:
-    from orchestrator.cluster import cluster_file
-
-    if list_all:
-        for name, text in cluster_file.shipped().items():
-            first = text.partition("\n")[0].removeprefix("# ")
-            typer.echo(f"{name}: {first}")
-        return
-    from orchestrator.backends.slurm import commands
-    from orchestrator.cluster import discovery
-
-    def run(*argv: str) -> tuple[bool, str]:
-        answer = commands.run(*argv)
-        if answer.ok or answer.exit_code is None:
-            return answer.ok, answer.stdout if answer.ok else answer.text
-        return False, f"exit code {answer.exit_code}: {answer.text or 'it says nothing'}"
-
+def _write_cluster_file(profile: str | None, *, force: bool) -> None:
     path = Path(cluster_file.DEFAULT_FILE)
-    if path.exists() and not force:
-        _refuse_to_overwrite(path, "a cluster file", "")
-    made = discovery.compose(profile, run)
-    _write(path, made.text, "a cluster file", force=force)
-    for note in made.notes:
-        output.talk(f"to do in {path}: {note}")
-    output.talk(f"wrote {path} (cluster {made.name}, from {made.origin}); next: orchestrate doctor")
+    if not force:
+        _require_absent(path, "a cluster file")  # before Slurm is queried
+    composed = discovery.compose(profile, _run)
+    _write(path, composed.text)
+    for note in composed.notes:
+        output.print_message(f"to do in {path}: {note}")
+    output.print_message(f"wrote {path} (cluster {composed.name}, from {composed.origin}); next: orchestrate doctor")
 
 
-def _write(path: Path, text: str, what: str, *, force: bool, other: str = "") -> None:
-    if path.exists() and not force:
-        _refuse_to_overwrite(path, what, other)
+def _run(*argv: str) -> tuple[bool, str]:
+    """Run a Slurm command; return whether it succeeded, and what it printed or why it failed."""
+    answer = commands.run(*argv)
+    if answer.ok or answer.exit_code is None:
+        return answer.ok, answer.stdout if answer.ok else answer.text
+    return False, f"exit code {answer.exit_code}: {answer.text or 'no output'}"
+
+
+def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", newline="\n")
 
 
-def _refuse_to_overwrite(path: Path, what: str, other: str) -> None:
-    hint = ", ".join(filter(None, ("--force overwrites it", other)))
-    raise InputError(f"{what} is already here, and it was not touched", where=str(path), hint=hint)
+def _require_absent(path: Path, what: str, other: str = "") -> None:
+    if path.exists():
+        raise InputError(
+            f"there already is {what}; it is unchanged", where=str(path), hint=f"--force overwrites it{other}"
+        )

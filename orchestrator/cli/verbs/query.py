@@ -1,8 +1,8 @@
 """Run a read-only SQL query on the results.
 
-Tables: runs, attempts, results, epochs, classes, ranks. Views: summary (one row a run: its fields, its state, what
-it measured) and curves (the epochs that count of each run). orchestrate db info --columns lists their columns.
-Names and values are shown as the database has them: accuracy as a share, memory in bytes.
+Tables: runs, attempts, results, epochs, classes, ranks. Views: summary (one row for each run: its fields, its state and
+what it measured) and curves (the valid epochs of each run). orchestrate db info --columns lists their columns.
+Values are printed as the database has them: accuracy as a fraction, memory in bytes.
 
 Example: orchestrate query "SELECT model, max(test_accuracy) FROM summary WHERE lr = :lr GROUP BY model" -p lr=0.1
 """
@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from orchestrator.cli import output
 from orchestrator.cli.options import DatabaseOption
-from orchestrator.cli.workspace_checks import insist_on_results
+from orchestrator.cli.workspace_checks import require_results
 from orchestrator.errors import InputError
 from orchestrator.workspace import DEFAULT_DATABASE, Workspace
+from workloads.lazy import lazy_imports
 
-if TYPE_CHECKING:
-    pass
+with lazy_imports(__name__):
+    from db import connect, queries
 
 ORDER = 120
 
@@ -35,41 +36,40 @@ def query(
             "--param",
             "-p",
             metavar="NAME=VALUE",
-            help="Value for :NAME in the statement, a number where it is written as one (80, -0.5); repeatable.",
+            help="Value of :NAME in the statement, a number if it is written as one (80, -0.5); repeatable.",
         ),
     ] = None,
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
     json: output.JsonFormatOption = False,
     database: DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
-    from db import queries
-    from db.connect import open_store
-
-    values = {}
-    for given in parameters or []:
-        name, equals, value = given.partition("=")
+    values: dict[str, str] = {}
+    for parameter in parameters or []:
+        name, equals, value = parameter.partition("=")
         if not equals:
-            raise InputError("not a parameter", where=f"-p {given}", hint="-p NAME=VALUE")
+            raise InputError("not a parameter", where=f"-p {parameter}", hint="write -p NAME=VALUE")
         name = name.removeprefix(":")
         if name in values:
-            raise InputError(f":{name} is given twice", where=f"-p {given}", hint="remove one of them")
+            raise InputError(f":{name} is given twice", where=f"-p {parameter}", hint="remove one of them")
         values[name] = value
-    statement = _from_standard_input() if sql == "-" else sql
+    statement = _read_stdin() if sql == "-" else sql
     workspace = Workspace.at(database=database)
-    insist_on_results(workspace)
-    with open_store(workspace.database, read_only=True) as store:
+    require_results(workspace)
+    with connect.open_store(workspace.database, read_only=True) as store:
         names, rows = queries.run_sql(store, statement, values)
-    columns = [output.Column(name, title=name, text=_as_asked(name)) for name in names]
-    output.print_rows([dict(zip(names, row, strict=True)) for row in rows], columns, output.resolve_format(format, json))
+    columns = [output.Column(name, title=name, text=_unchanged(name)) for name in names]
+    output.print_rows(
+        [dict(zip(names, row, strict=True)) for row in rows], columns, output.resolve_format(format, json)
+    )
 
 
-def _from_standard_input() -> str:
+def _read_stdin() -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise InputError("not a text in UTF-8", where="standard input", hint="write it in UTF-8") from error
+        raise InputError("not UTF-8 text", where="standard input", hint="write the statement in UTF-8") from error
 
 
-def _as_asked(name: str) -> Callable[[Mapping[str, Any]], str]:
-    """Neither scaled nor rounded: the unit of a column is that of the statement's author."""
+def _unchanged(name: str) -> Callable[[Mapping[str, Any]], str]:
+    """Return a column's text without scaling and rounding: the statement decides the unit."""
     return lambda row: "" if row[name] is None else str(row[name])

@@ -1,163 +1,145 @@
-"""Send failed runs again.
+"""Retry runs that ended without a result.
 
-Each gets a new attempt, which goes on from the last checkpoint where there is one. What is sent again by itself
-within bounds (see status) counts from here anew.
+Each gets a new attempt, which continues from the last checkpoint if there is one. Recovery counts its own attempts from
+here anew (see orchestrate status).
 
 Example: orchestrate retry --failed
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli import output, run_names
-from orchestrator.cli.options import (
-    DatabaseOption,
-    RecoverOption,
-    RunsOption,
-)
-from orchestrator.cli.refresh import refreshed
-from orchestrator.cli.submit_report import WaitOption, _complain, _sent, _wait
-from orchestrator.errors import InputError, OperationError
+from orchestrator.cli import output, run_names, submit_report
+from orchestrator.cli.options import DatabaseOption, RecoverOption, RunsOption, WaitOption
+from orchestrator.cli.refresh import refresh_runs
+from orchestrator.cli.workspace_checks import default_cluster
+from orchestrator.errors import InputError, OperationError, OrchestrateError
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
+from workloads.contract import ResourceShape, RunSpec, Submission
+from workloads.files.json_file import read_json
+from workloads.files.run_dir import RunDir
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from orchestrator.backends.slurm import records
+    from orchestrator.config import experiment as experiments
+    from orchestrator.environment import snapshot
+    from orchestrator.planning import plan_file
+    from orchestrator.submission import resubmit, submitter
 
 if TYPE_CHECKING:
     from orchestrator.planning.plan import Plan
     from orchestrator.submission.submitter import SubmitResult
     from orchestrator.tracking.tracker import RunStatus
 
-
-import os
-import socket
-from collections.abc import Iterable
-
-from orchestrator.backends.slurm.records import ClusterFolder
-from orchestrator.cluster import cluster_file
-from orchestrator.config import experiment as experiments
-from orchestrator.errors import OrchestrateError
-from orchestrator.planning import plan_file
-from orchestrator.planning.plan import Plan
-from workloads.contract import ResourceShape, RunSpec, Submission
-
 ORDER = 90
 
 
 def retry(
     names: run_names.RunsArgument = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Every run that ended without a result.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Retry every run that ended without a result.")] = False,
     wait: WaitOption = False,
     recover: RecoverOption = True,
     runs: RunsOption = DEFAULT_RUNS,
     database: DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
-    run_names.insist(names, failed, "retry", "--failed")
+    run_names.require_selection(names, failed, "retry", "--failed")
     workspace = Workspace.at(runs=runs, database=database)
-    found = refreshed(workspace)
-    chosen = (
-        [run for run in found if run.state.ended_badly]
-        if failed
-        else [run_names.one(found, name) for name in names or []]
-    )
+    chosen = run_names.select(refresh_runs(workspace), names, lambda run: run.state.ended_badly)
     for run in chosen:
-        if not run.state.ended_badly:
-            hint = (
-                "it is being cancelled; retry it when orchestrate status says that it has ended"
-                if run.reason == "cancelling"
-                else "it is under way"
-                if run.state.live
-                else "orchestrate submit --stale runs it again when it is out of date"
-            )
-            raise InputError(f"run {run.run_id} ({run.label}) is {run.state.value}: nothing to retry", hint=hint)
+        _require_ended_badly(run)
     if not chosen:
-        typer.echo("0 runs sent: none ended without a result")
+        typer.echo("0 runs submitted: none ended without a result")
         return
-    done = _send_again(workspace, chosen)
-    typer.echo(_sent(done, ""))
+    result = _submit_again(workspace, chosen)
+    typer.echo(submit_report.describe(result))
     try:
         if wait:
-            _wait(workspace, [s.run_id for s in done.submitted], "retry --wait", recover=recover)
+            run_ids = [attempt.run_id for attempt in result.submitted]
+            submit_report.wait(workspace, run_ids, "retry --wait", recover=recover)
     finally:
-        _complain(done)
+        submit_report.raise_for_failures(result)
 
 
-def _send_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> SubmitResult:
-    from orchestrator.environment.snapshot import code_digest
-    from orchestrator.submission import submitter
-    from orchestrator.submission.resubmit import without_exclusions
-    from workloads.files.json_file import read_json
-    from workloads.files.run_dir import RunDir
+def _require_ended_badly(run: RunStatus) -> None:
+    if run.state.ended_badly:
+        return
+    if run.reason == "cancelling":
+        hint = "it is being cancelled; retry it when orchestrate status shows that it has ended"
+    elif run.state.live:
+        hint = "it is under way"
+    else:
+        hint = "orchestrate submit --stale reruns it if it is stale"
+    raise InputError(f"run {run.run_id} ({run.label}) is {run.state.value}: nothing to retry", hint=hint)
 
+
+def _submit_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> SubmitResult:
+    """Submit new attempts of runs with the current code and with the resources of their newest attempt."""
     by_target: dict[str, list[tuple[RunSpec, ResourceShape]]] = {}
     for run in chosen:
-        place = RunDir.of(workspace.runs, run.run_id)
+        run_dir = RunDir.of(workspace.runs, run.run_id)
         try:
-            spec = place.read_spec()
-            spec = replace(spec, code_digest=code_digest(spec.train, workspace.runs))
+            spec = run_dir.read_spec()
+            spec = replace(spec, code_digest=snapshot.code_digest(spec.train, workspace.runs))
         except (OSError, ValueError) as error:
             raise OperationError(
                 f"the spec of run {run.run_id} cannot be read",
-                where=str(place.spec),
+                where=str(run_dir.spec),
                 why=str(error),
-                hint="orchestrate submit plans and sends it anew",
+                hint="orchestrate submit writes it again",
             ) from error
         try:
-            shape = Submission.from_json(read_json(place.attempt(run.attempt).submission)).shape
+            shape = Submission.from_json(read_json(run_dir.attempt(run.attempt).submission)).shape
         except (OSError, ValueError, AttributeError):
             shape = ResourceShape()
-        by_target.setdefault(spec.target, []).append((spec, without_exclusions(shape)))
-    say_so(workspace, [spec for wanted in by_target.values() for spec, _ in wanted])
+        by_target.setdefault(spec.target, []).append((spec, resubmit.without_exclusions(shape)))
+    _report_changed_plan(workspace, [spec for wanted in by_target.values() for spec, _ in wanted])
+    newest_known = {run.run_id: run.attempt for run in chosen}
     done = [
-        submitter.submit_runs(
-            workspace, wanted, target, newest_known={run.run_id: run.attempt for run in chosen}, current_code=True
-        )
+        submitter.submit_runs(workspace, wanted, target, newest_known=newest_known, current_code=True)
         for target, wanted in by_target.items()
     ]
     return submitter.SubmitResult(
-        submitted=[s for d in done for s in d.submitted],
-        resumed=[s for d in done for s in d.resumed],
-        skipped=[s for d in done for s in d.skipped],
-        backlog=[run_id for d in done for run_id in d.backlog],
-        rejected=[r for d in done for r in d.rejected],
-        unanswered=sum(d.unanswered for d in done),
+        submitted=[attempt for result in done for attempt in result.submitted],
+        resumed=[attempt for result in done for attempt in result.resumed],
+        skipped=[run_id for result in done for run_id in result.skipped],
+        backlog=[run_id for result in done for run_id in result.backlog],
+        rejected=[receipt for result in done for receipt in result.rejected],
+        unanswered=sum(result.unanswered for result in done),
     )
 
 
-def say_so(workspace: Workspace, specs: Iterable[RunSpec]) -> None:
-    """Tell that runs to be sent again were planned otherwise since, or that the files of the plan were edited."""
+def _report_changed_plan(workspace: Workspace, specs: Iterable[RunSpec]) -> None:
+    """Say that the plan, or a file that it is made from, has changed since these runs were submitted."""
     try:
         plan = plan_file.read(workspace.plan_file)
     except (OSError, ValueError):
-        return  # nothing is planned here, so there is nothing to differ from
-    sent = {spec.run_id: spec.label for spec in specs if spec.target == plan.target}
-    if otherwise := [sent[run_id] for run_id in _planned_otherwise(workspace, plan) if run_id in sent]:
-        more = f" and {len(otherwise) - 1} more" if len(otherwise) > 1 else ""
-        output.print_message(f"note: planned otherwise since they were sent: {otherwise[0]}{more}; {_ways_on(plan)}")
-    elif edited := _edited(plan) if sent else []:
-        say = "say" if len(edited) > 1 else "says"
-        output.print_message(
-            f"note: the {' and the '.join(edited)} {say} otherwise than the last plan; {_ways_on(plan)}"
-        )
+        return  # without a plan here, nothing can differ from it
+    labels = {spec.run_id: spec.label for spec in specs if spec.target == plan.target}
+    old = "time limit and memory" if plan.cluster is None else "time limit, memory and job script"
+    ways = f"retry keeps their {old}, orchestrate submit uses what is planned now"
+    if changed := [labels[run_id] for run_id in _changed_runs(workspace, plan) if run_id in labels]:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        output.print_message(f"note: the plan of {changed[0]}{more} has changed since the last submit; {ways}")
+    elif labels and (files := _changed_files(plan)):
+        have = "have" if len(files) > 1 else "has"
+        output.print_message(f"note: the {' and the '.join(files)} {have} changed since the last plan; {ways}")
 
 
-def _ways_on(plan: Plan) -> str:
-    of_then = "time limit and memory" if plan.cluster is None else "time limit, memory and job script"
-    return f"retry sends with the {of_then} of then, orchestrate submit with what is planned now"
+def _changed_runs(workspace: Workspace, plan: Plan) -> list[str]:
+    """Return the ids of runs whose planned job script differs from the last one submitted for their shape."""
+    folder = records.ClusterFolder(workspace.runs, plan.target)
+    changed = {script.shape for script in plan.scripts if folder.script(script.shape) != script.text}
+    return [run.cell.run_id for run in plan.runs if run.shape in changed]
 
 
-def _planned_otherwise(workspace: Workspace, plan: Plan) -> list[str]:
-    """Run ids whose job script in the plan is not the one that was sent last to its cluster for their shape."""
-    folder = ClusterFolder(workspace.runs, plan.target)
-    new = {script.shape for script in plan.scripts if folder.script(script.shape) != script.text}
-    return [run.cell.run_id for run in plan.runs if run.shape in new]
-
-
-def _edited(plan: Plan) -> list[str]:
-    """Which sources of the plan were edited; a file that is gone or has mistakes is another verb's to tell of."""
+def _changed_files(plan: Plan) -> list[str]:
+    """Return which files of the plan have changed; one that is gone or has errors is left for ``plan`` to report."""
     found = []
     try:
         file = plan.experiment_file
@@ -165,13 +147,8 @@ def _edited(plan: Plan) -> list[str]:
             found.append("experiment file")
     except OrchestrateError:
         pass
-    if plan.cluster is None:
-        return found
     try:
-        named = os.environ.get("ORCHESTRATE_CLUSTER")
-        profile = cluster_file.choose(
-            local=False, named=Path(named) if named else None, cwd=Path.cwd(), hostname=socket.gethostname()
-        )
+        profile = default_cluster() if plan.cluster is not None else None
     except OrchestrateError:
         return found
     if profile is not None and profile.name == plan.target and profile.digest != plan.digests["cluster"]:

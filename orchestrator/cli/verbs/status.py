@@ -1,21 +1,24 @@
 """Show the state of every run and why.
 
-Also brings the database up to date, finishes a submit that was interrupted, starts the queue again when it is gone
-and runs wait, and sends runs again that ended for no fault of theirs, as [cluster.NAME.recovery] says.
+It also updates the database, finishes an interrupted submit, restarts the local queue if it died while runs wait, and
+resubmits runs that ended without a result, as [cluster.NAME.recovery] allows.
 
 Example: orchestrate status --json
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import output
 from orchestrator.cli.options import DatabaseOption, RecoverOption, RunsOption
-from orchestrator.cli.refresh import refreshed
+from orchestrator.cli.refresh import refresh_runs
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from orchestrator.tracking import tracker
 
 if TYPE_CHECKING:
     from orchestrator.tracking.tracker import RunStatus
@@ -31,13 +34,13 @@ def status(
     database: DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
     workspace = Workspace.at(runs=runs, database=database)
-    style = output.chosen(format, json)
-    rows = [_row(run) for run in refreshed(workspace, recover=recover)]
+    style = output.resolve_format(format, json)
+    rows = [_row(run) for run in refresh_runs(workspace, recover=recover)]
     if not rows and style is output.Format.TABLE:
-        output.talk("no runs yet; next: orchestrate submit")
+        output.print_message("no runs yet; next: orchestrate submit")
         return
-    columns = list(_row_keys()) if style.for_machines else _status_columns()
-    output.rows(rows, columns, style)
+    columns = [*_machine_columns()] if style.for_machines else _TABLE_COLUMNS
+    output.print_rows(rows, columns, style)
 
 
 def _row(run: RunStatus) -> dict[str, Any]:
@@ -45,25 +48,22 @@ def _row(run: RunStatus) -> dict[str, Any]:
     return {**row, "state": run.state.value, **asdict(run.progress)}
 
 
-def _row_keys() -> Iterator[str]:
-    from orchestrator.tracking.tracker import Progress, RunStatus
-
-    yield from (name for name in RunStatus.__dataclass_fields__ if name != "progress")
-    yield from Progress.__dataclass_fields__
+def _machine_columns() -> list[str]:
+    names = (*tracker.RunStatus.__dataclass_fields__, *tracker.Progress.__dataclass_fields__)
+    return [name for name in names if name != "progress"]
 
 
-def _reason(row: Mapping[str, Any]) -> str:
-    return "; ".join(filter(None, (row["message"] or row["reason"], row["recovery_message"])))
-
-
-def _status_columns() -> list[str | output.Column]:
-    return [
-        "run_id",
-        "label",
-        output.Column("state"),
-        output.Column("reason", text=_reason, below=1),
-        output.Column("attempt", below=2),
-        output.Column("epoch", text=lambda row: f"{row['epoch']}/{row['epochs']}" if row["epochs"] else "", below=2),
-        output.Column("samples_per_s", below=2),
-        output.Column("silent_s", "silent (s)", below=2),
-    ]
+_TABLE_COLUMNS: list[str | output.Column] = [
+    "run_id",
+    "label",
+    output.Column("state"),
+    output.Column(
+        "reason",
+        text=lambda row: "; ".join(filter(None, (row["message"] or row["reason"], row["recovery_message"]))),
+        below=1,
+    ),
+    output.Column("attempt", below=2),
+    output.Column("epoch", text=lambda row: f"{row['epoch']}/{row['epochs']}" if row["epochs"] else "", below=2),
+    output.Column("samples_per_s", below=2),
+    output.Column("silent_s", "silent (s)", below=2),
+]

@@ -1,9 +1,9 @@
-"""Carry out the plan; safe to interrupt, safe to repeat.
+"""Submit the planned runs; safe to interrupt and to repeat.
 
-Sends what has no result and is not under way, planning first where something changed. Runs go on when this command
-ends. With --watch it stays, and sends the rest when the site takes no more at once. With --wait and --watch the
-exit code is 0 when all runs succeeded, 3 when some did, 1 when none did. It is 1 too, with or without them, where
-every cell is excluded.
+Submits every run that has no result and is not under way, after planning again if something changed. The runs go on
+when this command ends. With --watch it stays, and submits the rest as queued jobs end, if the site limits their number.
+With --wait and --watch, the exit code is 0 when all runs succeeded, 3 when some did, 1 when none did. It is always 1
+when every cell is excluded.
 
 Example: orchestrate submit --local --wait
 """
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli import output
+from orchestrator.cli import output, submit_report
 from orchestrator.cli.options import (
     ClusterOption,
     DatabaseOption,
@@ -28,36 +28,52 @@ from orchestrator.cli.options import (
     RecoverOption,
     RunsOption,
     SetOption,
+    WaitOption,
 )
-from orchestrator.cli.refresh import refreshed
-from orchestrator.cli.submit_report import WaitOption, _complain, _sent, _wait
-from orchestrator.cli.workspace_checks import insist_on_runs_folder
+from orchestrator.cli.refresh import refresh_runs
+from orchestrator.cli.workspace_checks import require_runs_folder
 from orchestrator.cluster.sbatch_options import QueueChoice
 from orchestrator.errors import InputError, OperationError
 from orchestrator.units import counted
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT_RUNS, Workspace
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from db import connect, queries
+    from orchestrator.backends.slurm import other_workspaces
+    from orchestrator.cli import backlog as backlogs
+    from orchestrator.cli import canary_submit
+    from orchestrator.planning import plan as plans
+    from orchestrator.planning import planner
+    from orchestrator.submission import submitter
 
 if TYPE_CHECKING:
     from orchestrator.planning.plan import Plan
-    from orchestrator.submission.submitter import Submitted
+    from orchestrator.submission.submitter import SubmitResult
 
 ORDER = 40
 
+_MAX_REASONS = 10
+"""Reasons of exclusion that an error lists."""
 
-_REASONS = 10
-"""How many of the reasons why cells are excluded an error lists."""
-
-
-WatchOption = Annotated[
-    bool, typer.Option("--watch", help="As --wait, full-screen; also sends what does not fit now, as room appears.")
-]
-
-
+StaleOption = Annotated[bool, typer.Option("--stale", help="Rerun stale results too.")]
 QueueOption = Annotated[
     QueueChoice | None,
     typer.Option(
-        "--queue", help="Of the queues that take a run: the first of the cluster file, or where it starts earliest."
+        "--queue",
+        help="Among the queues that can take a run, choose the first of the cluster file or where it starts earliest.",
     ),
+]
+MaxGpuHoursOption = Annotated[
+    float | None,
+    typer.Option(help="Submit nothing if time limits × GPUs, with runs of the plan under way, exceed this."),
+]
+CanaryOption = Annotated[
+    bool,
+    typer.Option("--canary", help="Submit one run of each resource shape first, the rest when all of them succeeded."),
+]
+WatchOption = Annotated[
+    bool, typer.Option("--watch", help="As --wait, on the full screen; submits the backlog as queued jobs end.")
 ]
 
 
@@ -66,15 +82,10 @@ def submit(
     local: LocalOption = False,
     cluster: ClusterOption = None,
     sets: SetOption = None,
-    stale: Annotated[bool, typer.Option("--stale", help="Also run again what is done but out of date.")] = False,
+    stale: StaleOption = False,
     queue: QueueOption = None,
-    max_gpu_hours: Annotated[
-        float | None,
-        typer.Option(help="Send nothing when time limits × GPUs, with what is under way of it, come to more."),
-    ] = None,
-    canary: Annotated[
-        bool, typer.Option("--canary", help="First one run of each resource shape; the rest when all succeeded.")
-    ] = False,
+    max_gpu_hours: MaxGpuHoursOption = None,
+    canary: CanaryOption = False,
     wait: WaitOption = False,
     watch: WatchOption = False,
     recover: RecoverOption = True,
@@ -83,47 +94,45 @@ def submit(
     database: DatabaseOption = DEFAULT_DATABASE,
     data: DataOption = None,
 ) -> None:
-    from orchestrator.planning.plan import Action
-
     workspace = Workspace.at(runs=runs, database=database, data_root=data, experiment=experiment)
-    insist_on_runs_folder(workspace)
+    require_runs_folder(workspace)
     if recover:
-        # What recovery sends goes on from where it was, with more; what it does not send is new to the plan.
-        refreshed(workspace, recover=True)
-    sending = _Sending(workspace, local, cluster, sets or [], stale, queue, max_gpu_hours)
-    plan, done = sending.send_all(canary=canary, recover=recover)
+        # Recovery resubmits from a checkpoint and with raised limits, which the plan would not.
+        refresh_runs(workspace, recover=True)
+    submission = _Submission(workspace, local, cluster, sets or [], stale, queue, max_gpu_hours)
+    plan, result = submission.run(canary=canary, recover=recover)
     if json:
-        output.facts({**asdict(done), "target": plan.target})
+        output.print_json({**result.to_json(), "target": plan.target})
     else:
-        _tell(plan, done, sending.proven, staying=wait or watch)
+        _report(plan, result, submission.proven, stays=wait or watch)
     if not plan.runs:
         reasons = list(dict.fromkeys(f"{excluded.rule}: {excluded.why}" for excluded in plan.excluded))
         raise OperationError(
-            "every cell is excluded",
-            why="; ".join(reasons[:_REASONS]),
-            hint="orchestrate plan shows all",
+            "every cell is excluded", why="; ".join(reasons[:_MAX_REASONS]), hint="orchestrate plan shows all"
         )
-    under_way = [run.cell.run_id for run in plan.runs if run.action is Action.RUNNING]
-    # Of the canaries it is known, and was told, how they ended.
-    sent = [s.run_id for s in (*done.sent, *done.resumed) if s.run_id not in sending.proven]
-    run_ids = [*sent, *done.skipped, *under_way]
-    shepherd = None
+    backlog = None
     if watch:
-        from orchestrator.cli.backlog import Shepherd
-
-        shepherd = Shepherd(workspace, plan, done, stale=stale, newest_known=sending.newest)
-        run_ids += done.held
+        backlog = backlogs.Backlog(workspace, plan, result, stale=stale, newest_known=submission.newest)
     try:
         if watch or wait:
-            command = "submit --watch" if watch else "submit --wait"
-            _wait(workspace, run_ids, command, shepherd, recover=recover, num_succeeded=len(sending.proven))
+            under_way = [run.cell.run_id for run in plan.runs if run.state is plans.CellState.RUNNING]
+            # How the canaries ended is reported already.
+            attempts = [a.run_id for a in (*result.submitted, *result.resumed) if a.run_id not in submission.proven]
+            submit_report.wait(
+                workspace,
+                [*attempts, *result.skipped, *under_way, *(result.backlog if watch else ())],
+                "submit --watch" if watch else "submit --wait",
+                backlog,
+                recover=recover,
+                num_succeeded=len(submission.proven),
+            )
     finally:
-        _complain(shepherd.done if shepherd else done)
+        submit_report.raise_for_failures(backlog.result if backlog else result)
 
 
 @dataclass(slots=True)
-class _Sending:
-    """What one ``submit`` is to send, and how."""
+class _Submission:
+    """One ``submit``: its options, and what it learns on the way."""
 
     workspace: Workspace
     local: bool
@@ -135,46 +144,37 @@ class _Sending:
     newest: dict[str, int] = field(default_factory=dict)
     """Run id to newest attempt from before the newest plan was made."""
     proven: frozenset[str] = frozenset()
-    """Run ids of canaries that were waited for, and succeeded."""
+    """Run ids of canaries that succeeded."""
 
-    def send_all(self, *, canary: bool, recover: bool) -> tuple[Plan, Submitted]:
-        """Send what is to be sent, canaries first where they are wanted; the plan, and what was done."""
-        from orchestrator.submission.submitter import Submitted
-
-        first = Submitted()
+    def run(self, *, canary: bool, recover: bool) -> tuple[Plan, SubmitResult]:
+        """Submit the plan, canaries first if wanted; return the newest plan and what was submitted."""
+        first = submitter.SubmitResult()
         if canary:
-            from orchestrator.cli import canary_submit
-
-            first, self.proven = canary_submit.prove(
-                self.workspace, self.plan, self.send, stale=self.stale, recover=recover
+            first, self.proven = canary_submit.submit_canaries(
+                self.workspace, self.plan, self.submit, stale=self.stale, recover=recover
             )
-            _complain(first)
+            submit_report.raise_for_failures(first)
         plan = self.plan()
-        if plan.site is not None:
-            wanted = {run.cell.run_id: run.cell.label for run in plan.to_send(stale=self.stale)}
-            _tell_of_other_folders(self.workspace, wanted)
-        done = self.send(plan, snapshot=first.snapshot)
-        return plan, replace(done, sent=[*first.sent, *done.sent], resumed=[*first.resumed, *done.resumed])
+        if plan.cluster is not None:
+            labels = {run.cell.run_id: run.cell.label for run in plan.to_submit(stale=self.stale)}
+            _report_duplicates(self.workspace, labels)
+        return plan, submit_report.combine(first, self.submit(plan, snapshot=first.snapshot))
 
     def plan(self) -> Plan:
-        """The plan as it is now."""
-        from orchestrator.planning import planner
-
-        # Read before the plan is made: who sends a run in between has it, and we leave it out.
+        """Return the plan of now."""
+        # Read before the plan is made: what another command submits in between has a newer attempt, and is skipped.
         self.newest.clear()
         self.newest.update(_newest_attempts(self.workspace))
-        plan = planner.current(self.workspace, local=self.local, cluster=self.cluster, sets=self.sets)
+        plan = planner.current_plan(self.workspace, local=self.local, cluster=self.cluster, sets=self.sets)
         if self.queue is None:
             return plan
-        if plan.site is None:
+        if plan.cluster is None:
             raise InputError("--queue chooses among the queues of a cluster, and these runs go to this machine")
-        return replace(plan, site=replace(plan.site, queue_choice=self.queue.value))
+        return replace(plan, cluster=replace(plan.cluster, queue_choice=self.queue.value))
 
-    def send(self, plan: Plan, only: Collection[str] | None = None, snapshot: str = "") -> Submitted:
-        """Send a plan's runs, or some of them, with the code of an earlier call if it is named."""
-        from orchestrator.submission import submitter
-
-        return submitter.submit(
+    def submit(self, plan: Plan, only: Collection[str] | None = None, snapshot: str = "") -> SubmitResult:
+        """Submit a plan's runs, or some of them, with the code snapshot of an earlier submit if one is named."""
+        return submitter.submit_plan(
             self.workspace,
             plan,
             stale=self.stale,
@@ -186,37 +186,38 @@ class _Sending:
         )
 
 
-def _tell(plan: Plan, done: Submitted, proven: frozenset[str], *, staying: bool) -> None:
-    """``proven``: runs that were waited for; those that were sent here are not told as done before."""
-    from orchestrator.planning.plan import Action
+def _report(plan: Plan, result: SubmitResult, proven: frozenset[str], *, stays: bool) -> None:
+    """Print what was submitted, and the states of the other runs.
 
-    first = proven & {s.run_id for s in (*done.sent, *done.resumed)}
-    counts = Counter(run.action for run in plan.runs if run.cell.run_id not in first)
-    counts.pop(Action.NEW, None)
-    rest = [f"{count} {action.words}{' before' * (action is Action.FAILED)}" for action, count in counts.items()]
-    rest += [f"{len(plan.excluded)} excluded"] if plan.excluded else []
-    rest = [f"{counted(len(first), 'canary', 'canaries')} among them", *rest] if first else rest
-    typer.echo(_sent(done, plan.target) + (f" ({', '.join(rest)})" if rest else ""))
-    if done.sent and not staying:
-        output.talk("they go on by themselves; orchestrate status shows them")
+    Args:
+        plan: from after the canaries.
+        result: of all submits of this command.
+        proven: canaries; those of this command count as submitted, not as done before.
+        stays: whether the command waits for the runs.
+    """
+    own_canaries = proven & {attempt.run_id for attempt in (*result.submitted, *result.resumed)}
+    counts = Counter(run.state for run in plan.runs if run.cell.run_id not in own_canaries)
+    counts.pop(plans.CellState.NEW, None)
+    notes = [f"{counted(len(own_canaries), 'canary', 'canaries')} among them"] if own_canaries else []
+    notes += [f"{n} {state.label}{' before' * (state is plans.CellState.FAILED)}" for state, n in counts.items()]
+    notes += [f"{len(plan.excluded)} excluded"] if plan.excluded else []
+    typer.echo(submit_report.describe(result, plan.target) + (f" ({', '.join(notes)})" if notes else ""))
+    if result.submitted and not stays:
+        output.print_message("they run in the background; orchestrate status shows them")
 
 
-def _tell_of_other_folders(workspace: Workspace, labels: Mapping[str, str]) -> None:
-    from orchestrator.backends.slurm.other_workspaces import queued_elsewhere
-
-    found = queued_elsewhere(workspace.runs, labels) if labels else {}
+def _report_duplicates(workspace: Workspace, labels: Mapping[str, str]) -> None:
+    """Warn of the same runs in the queue from other runs folders."""
+    found = other_workspaces.queued_elsewhere(workspace.runs, labels) if labels else {}
     for folder, run_ids in found.items():
-        output.talk(
-            f"note: sent from {folder} too, and not ended: {len(run_ids)} of these runs, such as "
-            f"{labels[run_ids[0]]}; each is carried out twice: cancel one, or share a folder with --runs"
+        output.print_message(
+            f"note: {len(run_ids)} of these runs, such as {labels[run_ids[0]]}, are queued from {folder} too, "
+            "and would run twice: cancel one, or share a folder with --runs"
         )
 
 
 def _newest_attempts(workspace: Workspace) -> dict[str, int]:
     if not workspace.has_database:
         return {}
-    from db.connect import open_store
-    from db.queries import run_records
-
-    with open_store(workspace.database) as store:
-        return {run_id: record.attempt for run_id, record in run_records(store).items()}
+    with connect.open_store(workspace.database) as store:
+        return {run_id: record.attempt for run_id, record in queries.run_records(store).items()}

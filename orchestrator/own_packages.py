@@ -1,0 +1,55 @@
+"""Import ``db``, ``templates`` and ``workloads`` from this installation, whatever else has these names.
+
+Other projects use these names too, and a folder in PYTHONPATH or the working directory comes before an installed
+package. Moving this installation to the front of ``sys.path`` would reorder everything in ``site-packages`` with it, so a
+finder answers for these three names alone. Processes that import ``orchestrator`` first (commands, the queue,
+supervisors) have it; jobs import ``workloads`` first, for which ``environment.snapshot`` keeps a copy on their path.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+NAMES = ("db", "templates", "workloads")
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class _Finder:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return PathFinder.find_spec(fullname, [str(ROOT)], target) if path is None and fullname in NAMES else None
+
+
+def install() -> None:
+    """Make the import system use our packages for their names; safe to repeat."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def shadowing() -> Iterator[tuple[str, Path]]:
+    """Yield each name under which Python alone would import something else, and where that is."""
+    for name in NAMES:
+        spec = PathFinder.find_spec(name)
+        found = _location(spec) if spec is not None else None
+        if found is not None and not found.is_relative_to(ROOT):
+            yield name, found
+
+
+def imported_intruder() -> tuple[str, Path] | None:
+    """Return a package that took one of our names before we could, as ``sitecustomize`` can, and where it is."""
+    for name in NAMES:
+        module = sys.modules.get(name)
+        found = _location(module.__spec__) if module is not None and module.__spec__ is not None else None
+        if found is not None and not found.is_relative_to(ROOT):
+            return name, found
+    return None
+
+
+def _location(spec: ModuleSpec) -> Path | None:
+    place = spec.origin if spec.has_location else next(iter(spec.submodule_search_locations or ()), None)
+    return Path(place).resolve() if place else None
