@@ -167,11 +167,11 @@ class _Bench:
 
     def cuts(self, chunks: int, devices: int) -> tuple[list[float], list[tuple[int, ...]]]:
         """Return the seconds of each layer, and the strategy's cut followed by cuts that move one or two layers."""
-        from workloads.strategies.shared.partition import measure_s, share_out
+        from workloads.strategies.shared.partition import equal_parts, measure_layers_s
 
         task = self.task("pipeline")
-        layers_s = measure_s(task, task.layers(), -(-self.config.batch_size // chunks))
-        cut = share_out(layers_s, devices)
+        layers_s = measure_layers_s(task, task.layers(), -(-self.config.batch_size // chunks))
+        cut = equal_parts(layers_s, devices)
         found = [cut]
         for place in range(devices - 1):
             for more in (-2, -1, 1, 2):
@@ -196,7 +196,7 @@ class _Bench:
             task.set_training(stage, True)
             if self.on_gpu:
                 warm_up(stage, wire)
-                stage.record(wire, 1)
+                stage.capture(wire, 1)
             answers: list[Any] = []
             given = wire.detach().clone().requires_grad_(wire.requires_grad)
             gradient = torch.ones_like(stage(given))

@@ -117,7 +117,7 @@ sys.modules["pynvml"] = types.SimpleNamespace(
     NVMLError=OSError, nvmlInit=list, nvmlDeviceGetHandleByIndex=int, nvmlDeviceGetMemoryInfo=lambda _handle: None
 )
 task = types.SimpleNamespace(device=types.SimpleNamespace(type="cuda", index=1))
-accelerator = strategy._imported(task).accelerator.get_accelerator()
+accelerator = strategy._import_deepspeed(task).accelerator.get_accelerator()
 accelerator.total_memory, accelerator.memory_allocated = (lambda _device: 80), (lambda _device: 30)
 print(type(accelerator).__name__, accelerator.available_memory(1))
 """

@@ -24,7 +24,7 @@ step = Fsdp.train_step
 def train_step(self, batch):
     loss = step(self, batch)
     states = [v for s in self.optimizer.state.values() for v in s.values() if v.dim()]
-    held = {"parameters": sum(s.numel() for s in self._shards), "states": sum(v.numel() for v in states)}
+    held = {"parameters": sum(s.numel() for s in self.parameters), "states": sum(v.numel() for v in states)}
     rank = os.environ["SUBMITIT_LOCAL_GLOBALID"]
     pathlib.Path(os.environ["COUNTS"], rank + ".json").write_text(json.dumps(held))
     return loss
@@ -72,7 +72,7 @@ def __init__(self, task):
             held = sum(p.numel() for p in module.parameters() if isinstance(p, DTensor))
             place = pathlib.Path(os.environ["NOTES"], task.options["wrap"] + str(task.options["reshard"]))
             place.write_text(str(held / sum(p.numel() for p in module.parameters())))
-    self._module.register_forward_hook(note)
+    self.module.register_forward_hook(note)
 Fsdp.__init__ = __init__
 """
 """Share of the parameters that a rank has given up when a forward pass is over."""

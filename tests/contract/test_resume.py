@@ -37,7 +37,7 @@ COPY_FIRST_CHECKPOINT = """
 from pathlib import Path
 import shutil
 from workloads import checkpoint
-from workloads.strategies.shared import partition as parts
+from workloads.strategies.shared import partition
 save = checkpoint.save
 def save_and_copy(path, run_id, state, progress):
     save(path, run_id, state, progress)
@@ -47,10 +47,10 @@ def save_and_copy(path, run_id, state, progress):
         shutil.copy(path, other)
 checkpoint.save = save_and_copy
 measured = []
-def measure_s(task, layers, samples):
+def measure_layers_s(task, layers, samples):
     measured.append(task)
     return [1.0 if len(measured) % 2 else 2.0 ** -number for number in range(len(layers))]
-parts.measure_s = measure_s
+partition.measure_layers_s = measure_layers_s
 """
 """A run below ``undisturbed`` leaves its first checkpoint to the run below ``resumed``, which comes later.
 

@@ -242,7 +242,8 @@ from workloads.contract import Hardware, TrainConfig
 from workloads.models.keras_forms.layers import Maker
 
 for model, size, more in (("resnet50", 32, {}), ("resnet50", 24, {"stem": "cifar"}), ("vgg16", 40, {})):
-    config = TrainConfig(model=model, dataset="synthetic", strategy="tf_eager", hardware=Hardware("cpu", 1), cpus=1, **more)
+    hardware = Hardware("cpu", 1)
+    config = TrainConfig(model=model, dataset="synthetic", strategy="tf_eager", hardware=hardware, cpus=1, **more)
     declaration = registry.models()[model]
     torch.manual_seed(1)
     module = declaration.build(config, 3, 10, size).eval()

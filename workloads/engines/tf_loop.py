@@ -107,7 +107,7 @@ def _prepared(
     own = maker()
     example: Callable[[], Any] = lambda: tf.zeros((1, size, size, data.channels), dtype)  # noqa: E731
 
-    def sizes() -> list[float]:
+    def layer_sizes() -> list[float]:
         x, counts = example(), []
         with tf.device("/CPU:0"):
             for layer in make_layers(maker(), config, classes):
@@ -115,7 +115,7 @@ def _prepared(
                 counts.append(float(layer.count_params()))
         return counts
 
-    def note_cut(sizes: Sequence[int]) -> None:
+    def note_balance(sizes: Sequence[int]) -> None:
         job.result.balance_applied = list(sizes)
 
     task = KerasTask(
@@ -123,8 +123,8 @@ def _prepared(
         options=options,
         devices=devices,
         layers=lambda: make_layers(own, config, classes),
-        sizes=sizes,
-        note_cut=note_cut,
+        layer_sizes=layer_sizes,
+        note_balance=note_balance,
         example=example,
     )
     strategy: Any = declaration.create()(task)

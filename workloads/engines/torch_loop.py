@@ -20,7 +20,7 @@ from workloads.job.context import Job
 from workloads.job.world import World
 from workloads.loaders.protocol import Batch, Loader, Shard
 from workloads.measurement import memory, timing
-from workloads.strategies.shared.protocol import Prepares, Strategy, Task
+from workloads.strategies.shared.protocol import PreparingStrategy, Strategy, Task
 
 
 def train(job: Job) -> None:
@@ -65,21 +65,21 @@ def train(job: Job) -> None:
     job.result.num_train_samples = loader.num_train
     if has_batch_norm:
         settings.check_batch_norm(config, loader.num_train)
-    task = make_task(config, module, loader, job.world, device, cut=lambda deciding: _cut(job, deciding))
+    task = make_task(config, module, loader, job.world, device, balance=lambda decide: _balance(job, decide))
     strategy: Strategy = declaration.create()(task)
     job.pulse.beat()
     backend = _Torch(strategy, loader, data.class_names, task.devices, communication)
-    prepare = cast(Prepares, strategy).prepare if config.compile != "off" else None
+    prepare = cast(PreparingStrategy, strategy).prepare if config.compile != "off" else None
     Training(job, backend, prepare, uuids(task.devices)).run()
     strategy.close()
     loader.close()
     communication.close()
 
 
-def _cut(job: Job, deciding: Callable[[], Sequence[int]]) -> tuple[int, ...]:
-    """See :attr:`workloads.strategies.shared.protocol.Task.cut`."""
+def _balance(job: Job, decide: Callable[[], Sequence[int]]) -> tuple[int, ...]:
+    """See :attr:`workloads.strategies.shared.protocol.Task.balance`."""
     before = checkpoint.progress_of(job.run.checkpoint, job.spec.run_id).get("balance_applied")
-    job.result.balance_applied = list(before or deciding())
+    job.result.balance_applied = list(before or decide())
     return tuple(job.result.balance_applied)
 
 
@@ -89,14 +89,14 @@ def make_task(
     loader: Loader,
     world: World,
     device: torch.device,
-    cut: Callable[[Callable[[], Sequence[int]]], tuple[int, ...]] = lambda deciding: tuple(deciding()),
+    balance: Callable[[Callable[[], Sequence[int]]], tuple[int, ...]] = lambda decide: tuple(decide()),
 ) -> Task:
     """What the configured strategy is handed.
 
     Args:
         module: as :func:`workloads.engines.recipe.build_model` makes it.
         device: this rank's.
-        cut: of the task; without it, every cut is decided anew.
+        balance: of the task; by default every balance is decided anew.
     """
     declaration, options = settings.strategy(config)
     return Task(
@@ -111,7 +111,7 @@ def make_task(
         backward=recipe.backward(),
         set_training=recipe.set_training(config),
         layers=lambda: recipe.layers(config, module),
-        cut=cut,
+        balance=balance,
         example=recipe.example(loader),
         devices=devices_of(device, config, declaration.topology(options)),
     )

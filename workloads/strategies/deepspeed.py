@@ -1,7 +1,7 @@
-"""``deepspeed``: ZeRO of DeepSpeed: optimiser state, gradients and parameters split over ranks, by stage.
+"""``deepspeed``: ZeRO of DeepSpeed: optimizer state, gradients and parameters sharded over ranks, by stage.
 
-Our world launches it, torch's process group carries it, and our optimiser is handed to it, so nothing of DeepSpeed is
-compiled. It keeps a single-precision copy of what a rank updates, whatever the model's precision.
+Our launcher starts the ranks, torch's process group connects them, and DeepSpeed is given our optimizer, so it compiles
+nothing. It keeps a single-precision copy of the parameters that a rank updates, whatever the model's precision.
 """
 
 from __future__ import annotations
@@ -14,38 +14,35 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Hardware, Topology
 from workloads.registry import Option, Options, StrategyDeclaration
-from workloads.strategies.shared.running_statistics import RunningStatistics
+from workloads.strategies.shared.torch_strategy import ReplicaStrategy, under_autocast
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from workloads.loaders.protocol import Batch
+    from workloads.strategies.shared.compiled_steps import Model
     from workloads.strategies.shared.protocol import Task
 
-PARAMETERS = 3
-"""The stage from which on parameters are split too."""
+SHARDED_PARAMETERS = 3
+"""The ZeRO stage that shards parameters too."""
 
 
-class DeepSpeed:
-    """This rank's share of the training state; of the parameters too, in the last stage."""
+class DeepSpeed(ReplicaStrategy):
+    """This rank's shard of the training state; of the parameters too, in stage 3."""
 
-    optimizer: torch.optim.Optimizer
+    inference_mode = False
+    """Parameters gathered in inference mode stay inference tensors, which a later training step cannot use."""
 
     def __init__(self, task: Task) -> None:
         import torch
 
-        from workloads.strategies.shared.under_autocast import under_autocast
-
-        self._task = task
-        self._without_gradients = torch.no_grad
-        self._deepspeed = _imported(task)
+        self._deepspeed = _import_deepspeed(task)
         stage = int(task.options["stage"])  # type: ignore[arg-type]
         config = {
-            # For its book-keeping only: batches come from our loader, already split.
+            # DeepSpeed requires a batch size for its own reports; our loader splits the batches.
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
-            "gradient_clipping": 0.0,  # it clips gradients to a norm of 1 when nobody says anything
+            # Its default is 1.0 (deepspeed/runtime/constants.py, GRADIENT_CLIPPING_DEFAULT).
+            "gradient_clipping": 0.0,
             "zero_allow_untested_optimizer": True,
             "zero_optimization": {
                 "stage": stage,
@@ -53,46 +50,40 @@ class DeepSpeed:
                 "reduce_bucket_size": int(task.options["bucket_elements"]),  # type: ignore[arg-type]
             },
         }
-        self._module = task.module
-        if stage == PARAMETERS:
-            # One by one from the CPU: no device ever holds the whole model.
-            self._deepspeed.zero.Init(module=self._module, config_dict_or_path=config, dtype=torch.float32)
-            for buffer in self._module.buffers():
+        self._shards_parameters = stage == SHARDED_PARAMETERS
+        if self._shards_parameters:
+            # One by one from the CPU, so that no device ever holds the whole model.
+            self._deepspeed.zero.Init(module=task.module, config_dict_or_path=config, dtype=torch.float32)
+            for buffer in task.module.buffers():
                 buffer.data = buffer.data.to(task.device)
-        self.optimizer = task.make_optimizer(self._module.parameters())
-        # Its forward pass switches the run's autocast off, so the model brings its own.
+        optimizer = task.make_optimizer(task.module.parameters())
+        # DeepSpeedEngine.forward disables an outer autocast, so the model enters its own.
         self._engine, self._zero, _, _ = self._deepspeed.initialize(
-            model=under_autocast(task, self._module),
-            optimizer=self.optimizer,
-            config=config,
-            dist_init_required=False,
+            model=under_autocast(task, task.module), optimizer=optimizer, config=config, dist_init_required=False
         )
-        self._engine.eval()  # the first step's change of mode must be one, for it freezes what must be frozen
-        self._split = stage == PARAMETERS
-        self._statistics = RunningStatistics(task, self._module)
+        # task.set_training acts on a change of mode only, and the first one freezes batch norm.
+        self._engine.eval()
+        super().__init__(task, task.module, model=self._engine, evaluated=self._engine, optimizer=optimizer)
 
-    def train_step(self, batch: Batch) -> Tensor:
-        self._task.set_training(self._module, True)
-        loss = self._task.loss_sum(self._engine(batch.x), batch.y)
-        if batch.num_local == 0:
-            loss = loss * 0.0
-        # As DDP does, ZeRO divides the summed gradients by the world size.
-        self._engine.backward(loss * (self._task.world.size / batch.num_global))
+    def set_training(self, training: bool) -> None:
+        self.task.set_training(self.module, training)
+
+    def clear_gradients(self) -> None:
+        """Nothing to do: DeepSpeed drops them in its update."""
+
+    def compute(self, model: Model, x: Tensor) -> Tensor:
+        return model(x)
+
+    def backward(self, loss: Tensor, weight: float) -> None:
+        self._engine.backward(loss * weight)
+
+    def update(self) -> None:
         self._engine.step()
-        self._statistics.differ = True
-        return loss.detach()
-
-    def logits(self, x: Tensor) -> Tensor:
-        self._statistics.average()
-        self._task.set_training(self._module, False)
-        with self._without_gradients():  # inference mode would leave gathered parameters that no later step can train
-            logits: Tensor = self._engine(x)
-        return logits
 
     def state_dict(self) -> dict[str, Any]:
-        self._statistics.average()
-        keep = self._task.world.rank == 0
-        parameters = list(self._module.parameters())
+        self.statistics.average()
+        keep = self.task.world.rank == 0
+        parameters = list(self.module.parameters())
         states: dict[int, dict[str, Any]] = {}
         own = self.optimizer.state[self._shards[0]]
         for index, parameter in enumerate(parameters):
@@ -100,7 +91,7 @@ class DeepSpeed:
             if keep:
                 states[index] = {key: value.detach().to("cpu", copy=True) for key, value in whole.items()}
         with self._gathered():
-            whole_model = self._module.state_dict() if keep else {}
+            whole_model = self.module.state_dict() if keep else {}
             model = {name: tensor.to("cpu", copy=True) for name, tensor in whole_model.items()}
         if not keep:
             return {}
@@ -109,76 +100,76 @@ class DeepSpeed:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         states = state["optimizer"]["state"]
-        parameters = list(self._module.parameters())
+        parameters = list(self.module.parameters())
         for key, like in states.get(0, {}).items():
             if like.ndim:
-                # What the optimiser keeps is split as the parameters are; so each kind of it takes their place once.
-                self._put({p: states[i][key] for i, p in enumerate(parameters)})
+                # ZeRO shards momenta as it shards parameters, so each kind of momentum passes through them once.
+                self._set_parameters({p: states[i][key] for i, p in enumerate(parameters)})
             for shard in self._shards:
                 self.optimizer.state[shard][key] = shard.detach().clone() if like.ndim else like.clone()
-        buffers = dict(self._module.named_buffers())
+        buffers = dict(self.module.named_buffers())
         for name, value in state["model"].items():
             if name in buffers:
                 buffers[name].copy_(value)
-        self._put({p: state["model"][name] for name, p in self._module.named_parameters()})
-        self._statistics.differ = False
+        self._set_parameters({p: state["model"][name] for name, p in self.module.named_parameters()})
+        self.statistics.differ = False
 
     def close(self) -> None:
-        # It keeps groups of ranks for later runs in this process, which will have others.
+        # deepspeed.comm keeps process groups in module variables; the next run in this process makes its own.
         self._engine.destroy()
         self._deepspeed.comm.barrier()
         self._deepspeed.comm.destroy_process_group()
 
     @property
     def _shards(self) -> list[Tensor]:
-        """What the optimiser updates on this rank: flat, and in single precision."""
-        name = "fp32_partitioned_groups_flat" if self._split else "single_partition_of_fp32_groups"
+        """The flat single-precision tensors that the optimizer updates on this rank."""
+        name = "fp32_partitioned_groups_flat" if self._shards_parameters else "single_partition_of_fp32_groups"
         shards: list[Tensor] = getattr(self._zero, name)
         return shards
 
     def _whole(self, parameter: Tensor, key: str) -> Tensor:
-        """What the optimiser keeps of one parameter, from all ranks. Collective."""
+        """Gather one entry of the optimizer state of a parameter. Collective."""
         whole: Tensor = self._deepspeed.utils.safe_get_full_optimizer_state(parameter, key)
-        return whole.view(parameter.ds_shape if self._split else parameter.shape)  # type: ignore[attr-defined]
+        return whole.view(parameter.ds_shape if self._shards_parameters else parameter.shape)  # type: ignore[attr-defined]
 
-    def _put(self, values: Mapping[Tensor, Tensor]) -> None:
-        """Give all parameters values, and what is made of them to the optimiser. Collective."""
+    def _set_parameters(self, values: Mapping[Tensor, Tensor]) -> None:
+        """Set all parameters, and the optimizer's single-precision copies. Collective."""
         with self._gathered(modifier_rank=0):
             for parameter, value in values.items():
-                if parameter.numel() == value.numel():  # of a split one, other ranks may hold nothing
+                if parameter.numel() == value.numel():  # of a sharded one, only modifier_rank holds all
                     parameter.data.copy_(value)
         self._zero.refresh_fp32_params()
 
     @contextlib.contextmanager
     def _gathered(self, modifier_rank: int | None = None) -> Iterator[None]:
-        """Within, each rank has whole parameters; those of ``modifier_rank``, if any, are kept. Collective."""
-        if not self._split:
+        """Gather whole parameters on each rank within the block; changes on ``modifier_rank`` stay. Collective."""
+        if not self._shards_parameters:
             yield
             return
-        with self._deepspeed.zero.GatheredParameters(list(self._module.parameters()), modifier_rank=modifier_rank):
+        with self._deepspeed.zero.GatheredParameters(list(self.module.parameters()), modifier_rank=modifier_rank):
             yield
 
 
-def _imported(task: Task) -> Any:
-    """DeepSpeed, told what it would ask its own launcher for."""
+def _import_deepspeed(task: Task) -> Any:
+    """Import DeepSpeed with the settings that its own launcher would make."""
     if task.device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
     os.environ["LOCAL_RANK"] = str(task.device.index or 0)
     deepspeed = importlib.import_module("deepspeed")
     if task.device.type == "cpu":
-        # An all-reduce through shared memory, which it would compile at every site anew; gloo does the same.
+        # Otherwise deepspeed.comm compiles its shared-memory all-reduce (ShareMemCommBuilder) on each machine.
         importlib.import_module("deepspeed.ops").__dict__["__compatible_ops__"] = {}
     else:
-        # It asks NVML for free memory by the numbers in CUDA_VISIBLE_DEVICES, where local mode and MIG have UUIDs.
-        # Without NVML it asks torch.
+        # CUDA_Accelerator.available_memory reads CUDA_VISIBLE_DEVICES as numbers for NVML, but local mode and MIG have
+        # UUIDs there. Without pynvml it asks torch.
         importlib.import_module("deepspeed.accelerator.cuda_accelerator").__dict__["pynvml"] = None
     return deepspeed
 
 
 def _unsupported_hardware(_hardware: Hardware, options: Options) -> str:
     stage = options["stage"]
-    return "" if stage in (1, 2, PARAMETERS) else f"ZeRO has the stages 1, 2 and 3, and stage is {stage}"
+    return "" if stage in (1, 2, SHARDED_PARAMETERS) else f"ZeRO has the stages 1, 2 and 3, and stage is {stage}"
 
 
 def _unsupported_training(train: Mapping[str, Any], _options: Options) -> str:
@@ -207,12 +198,7 @@ DECLARATION = StrategyDeclaration(
             minimum=1,
             summary="1 splits the optimiser's state, 2 also gradients, 3 also parameters",
         ),
-        Option(
-            name="overlap_comm",
-            type=bool,
-            default=False,
-            summary="Send gradients while the backward pass goes on",
-        ),
+        Option(name="overlap_comm", type=bool, default=False, summary="Send gradients while the backward pass goes on"),
         Option(
             name="bucket_elements",
             type=int,
@@ -223,6 +209,6 @@ DECLARATION = StrategyDeclaration(
     ),
     batch_norm_treatment="per_rank",
     contract_options=({}, {"stage": 1}, {"stage": 3}),
-    divides_state=lambda options: options["stage"] == PARAMETERS,
+    divides_state=lambda options: options["stage"] == SHARDED_PARAMETERS,
     create=lambda: DeepSpeed,
 )

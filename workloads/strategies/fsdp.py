@@ -1,9 +1,9 @@
-"""``fsdp``: torch's FSDP2, ``fully_shard``: parameters, gradients and optimiser state are split over ranks.
+"""``fsdp``: torch's FSDP2, ``fully_shard``: parameters, gradients and optimizer state are sharded over ranks.
 
-A unit, such as a residual or transformer block, is gathered for the time it computes. Which modules are units follows
-from the model's list of layers: those of at least ``min_unit_parameters`` that the model itself calls. What is left is
-a unit that stays gathered between forward and backward pass; with ``wrap = "model"`` it is everything, and ``reshard``
-says whether it does.
+A unit, such as a residual or transformer block, is gathered while it computes. The model's list of layers decides which
+modules are units: those of at least ``min_unit_parameters`` that the model itself calls. All other parameters form one
+more unit, which stays gathered between forward and backward pass; with ``wrap = "model"`` it holds everything, and
+``reshard`` says whether it stays gathered.
 """
 
 from __future__ import annotations
@@ -14,137 +14,102 @@ from typing import TYPE_CHECKING, Any
 from workloads.contract import Topology
 from workloads.errors import InputError
 from workloads.registry import Option, Options, StrategyDeclaration
-from workloads.strategies.shared.running_statistics import RunningStatistics
+from workloads.strategies.shared.compiled_steps import compile_for_one_shape
+from workloads.strategies.shared.torch_strategy import ReplicaStrategy
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
-    from workloads.loaders.protocol import Batch
     from workloads.strategies.shared.compiled_steps import Model
     from workloads.strategies.shared.protocol import Task
 
 SMALLEST_UNIT = 100_000
 
 
-class Fsdp:
-    """This rank's share of the model."""
+class Fsdp(ReplicaStrategy):
+    """This rank's shard of the model."""
 
-    optimizer: torch.optim.Optimizer
+    inference_mode = False
+    """Parameters gathered in inference mode stay inference tensors, which a later training step cannot use."""
 
     def __init__(self, task: Task) -> None:
         import torch
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        from workloads.strategies.shared.compiled_steps import Steps
-
-        self._task = task
-        self._module = task.module
         policy = MixedPrecisionPolicy()
         if task.options["mixed_precision"] == "cast":
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         reshard = bool(task.options["reshard"])
         mesh = init_device_mesh(task.device.type, (task.world.size,))
-        # Unit by unit from the CPU: no device ever holds the whole model.
+        # Unit by unit from the CPU, so that no device ever holds the whole model.
         self._units = list(_units(task))
         for unit in self._units:
             fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
-        # What blocks leave over is needed first in the backward pass, or small.
+        # The backward pass needs what blocks leave over first, or it is small.
         rest = reshard and task.options["wrap"] == "model"
-        fully_shard(self._module, mesh=mesh, reshard_after_forward=rest, mp_policy=policy)
-        self._parameters: list[Any] = list(self._module.parameters())
-        # The optimiser sees plain tensors in the same memory: it has no fused update of sharded ones.
-        self._shards = [torch.nn.Parameter(p.detach().to_local()) for p in self._parameters]
-        self.optimizer = task.make_optimizer(self._shards)
-        self._statistics = RunningStatistics(task, self._module)
-        self._steps = Steps(
-            task,
-            self._step,
-            self._module,
-            self.optimizer,
-            [*self._shards, *self._module.buffers()],
-            compile_model=self._compiled_units,
-        )
+        fully_shard(task.module, mesh=mesh, reshard_after_forward=rest, mp_policy=policy)
+        self._sharded: list[Any] = list(task.module.parameters())
+        # torch has no fused optimizer for DTensors, so the optimizer updates plain tensors in the same memory.
+        shards = [torch.nn.Parameter(p.detach().to_local()) for p in self._sharded]
+        super().__init__(task, task.module, parameters=shards, compile_model=self._compile_units)
 
-    def train_step(self, batch: Batch) -> Tensor:
-        self._statistics.differ = True
-        return self._steps(batch)
+    def clear_gradients(self) -> None:
+        self.module.zero_grad(set_to_none=True)  # gradients belong to the module's parameters, not to the shards
 
-    def prepare(self, batch: Batch) -> None:
-        self._steps.prepare(batch)
-
-    def _compiled_units(self, model: Model) -> Model:
-        """The model, whose units compute by compiled code: gathering and giving up happen between units, outside."""
-        from workloads.strategies.shared.compiled_steps import compiled
-
-        units: list[Any] = self._units or [self._module]
-        plain = [unit.forward for unit in units]
-        fast = [compiled(forward) for forward in plain]
-
-        def compute(x: Tensor) -> Tensor:
-            for unit, forward in zip(units, fast, strict=True):
-                unit.forward = forward
-            try:
-                return model(x)
-            finally:
-                for unit, forward in zip(units, plain, strict=True):
-                    unit.forward = forward
-
-        return compute
-
-    def _step(self, model: Model, batch: Batch) -> Tensor:
-        self._task.set_training(self._module, True)
-        self._module.zero_grad(set_to_none=True)
-        loss = self._task.loss_sum(self._task.forward(model, batch.x), batch.y)
-        if batch.num_local == 0:
-            loss = loss * 0.0
-        # As DDP does, FSDP divides the summed gradients by the world size.
-        self._task.backward(loss, self._task.world.size / batch.num_global)
-        for shard, parameter in zip(self._shards, self._parameters, strict=True):
+    def update(self) -> None:
+        for shard, parameter in zip(self.parameters, self._sharded, strict=True):
             shard.grad = None if parameter.grad is None else parameter.grad.to_local()
-        self.optimizer.step()
-        return loss.detach()
-
-    def logits(self, x: Tensor) -> Tensor:
-        import torch
-
-        self._statistics.average()
-        self._task.set_training(self._module, False)
-        with torch.no_grad():  # inference mode would leave gathered parameters that no later step can train
-            return self._task.forward(self._module, x)
+        super().update()
 
     def state_dict(self) -> dict[str, Any]:
-        self._statistics.average()
-        keep = self._task.world.rank == 0
-        model = _whole(self._module.state_dict(), keep)
+        self.statistics.average()
+        keep = self.task.world.rank == 0
+        model = _gathered(self.module.state_dict(), keep)
         optimizer = self.optimizer.state_dict()
         states = {
-            i: _whole({k: self._sharded(v, i) for k, v in state.items()}, keep)
+            i: _gathered({k: self._as_sharded(v, i) for k, v in state.items()}, keep)
             for i, state in optimizer["state"].items()
         }
         return {"model": model, "optimizer": {**optimizer, "state": states}} if keep else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        own = self._module.state_dict()
-        self._module.load_state_dict({name: _like(tensor, own[name]) for name, tensor in state["model"].items()})
+        own = self.module.state_dict()
+        model = {name: _sharded_like(tensor, own[name]) for name, tensor in state["model"].items()}
         states = {
-            i: {k: _like(v, self._parameters[i]).to_local() if _has_parts(v) else v for k, v in values.items()}
+            i: {k: self._local_shard(v, i) for k, v in values.items()}
             for i, values in state["optimizer"]["state"].items()
         }
-        self.optimizer.load_state_dict({**state["optimizer"], "state": states})
-        self._statistics.differ = False
+        super().load_state_dict({"model": model, "optimizer": {**state["optimizer"], "state": states}})
 
-    def close(self) -> None:
-        self._steps.close()
+    def _compile_units(self, model: Model) -> Model:
+        """Return the model with compiled units; gathering and resharding happen between units, outside of the code."""
+        units: list[Any] = self._units or [self.module]
+        as_written = [unit.forward for unit in units]
+        compiled = [compile_for_one_shape(forward) for forward in as_written]
 
-    def _sharded(self, value: Any, index: int) -> Any:
-        """What the optimiser keeps for a shard, as part of what it would keep for the whole parameter."""
+        def compute(x: Tensor) -> Tensor:
+            for unit, forward in zip(units, compiled, strict=True):
+                unit.forward = forward
+            try:
+                return model(x)
+            finally:
+                for unit, forward in zip(units, as_written, strict=True):
+                    unit.forward = forward
+
+        return compute
+
+    def _local_shard(self, value: Any, index: int) -> Any:
+        """Return this rank's shard of the optimizer's state of a whole parameter."""
+        return _sharded_like(value, self._sharded[index]).to_local() if _is_per_element(value) else value
+
+    def _as_sharded(self, value: Any, index: int) -> Any:
+        """Return the optimizer's state of a shard as a shard of its state of the whole parameter."""
         from torch.distributed.tensor import DTensor
 
-        like = self._parameters[index]
-        if not _has_parts(value):
+        if not _is_per_element(value):
             return value
+        like = self._sharded[index]
         return DTensor.from_local(
             value, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
@@ -180,8 +145,8 @@ def _layers(task: Task) -> list[nn.Module]:
         ) from error
 
 
-def _whole(tensors: Mapping[str, Any], keep: bool) -> dict[str, Any]:
-    """Sharded tensors put together, one after another, and moved to the CPU of the rank that keeps them. Collective."""
+def _gathered(tensors: Mapping[str, Any], keep: bool) -> dict[str, Any]:
+    """Gather sharded tensors one after another, to the CPU of the rank that keeps them. Collective."""
     from torch import Tensor
     from torch.distributed.tensor import DTensor
 
@@ -193,8 +158,8 @@ def _whole(tensors: Mapping[str, Any], keep: bool) -> dict[str, Any]:
     return whole
 
 
-def _like(full: Tensor, sharded: Tensor) -> Any:
-    """A whole tensor, which every rank has, split as another one is. Collective."""
+def _sharded_like(full: Tensor, sharded: Tensor) -> Any:
+    """Shard a whole tensor, which every rank has, as another one is sharded. Collective."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(sharded, DTensor):
@@ -202,8 +167,8 @@ def _like(full: Tensor, sharded: Tensor) -> Any:
     return distribute_tensor(full.to(sharded.device), sharded.device_mesh, sharded.placements)
 
 
-def _has_parts(value: Any) -> bool:
-    """Whether an optimiser keeps a number for each of a parameter's, as its momentum, and not one for all."""
+def _is_per_element(value: Any) -> bool:
+    """Whether optimizer state has a number for each element of a parameter, as momenta do, and step counters do not."""
     return getattr(value, "ndim", 0) > 0
 
 

@@ -1,111 +1,59 @@
 """``model_parallel``: the model in two parts on two devices, one of which always waits for the other.
 
-The naive split, without micro-batches: what it gains is memory, never time. The whole batch goes through, so batch norm
+The naive split without micro-batches, which saves memory and never time. The whole batch passes through, so batch norm
 sees all of it, and the result is eager's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from workloads.contract import Hardware, Topology
-from workloads.registry import Option, Options, StrategyDeclaration
-from workloads.strategies.shared.partition import ignores_balance_by, misfit
+from workloads.contract import Topology
+from workloads.registry import Options, StrategyDeclaration
+from workloads.strategies.shared import partition
+from workloads.strategies.shared.compiled_steps import compile_for_one_shape
+from workloads.strategies.shared.torch_strategy import TorchStrategy
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from workloads.loaders.protocol import Batch
     from workloads.strategies.shared.compiled_steps import Model
     from workloads.strategies.shared.protocol import Task
 
 
-class ModelParallel:
+class ModelParallel(TorchStrategy):
     """Both parts, in one process."""
-
-    optimizer: torch.optim.Optimizer
 
     def __init__(self, task: Task) -> None:
         from workloads.models.shared import layer_lists
-        from workloads.strategies.shared.compiled_steps import Steps, compiled
-        from workloads.strategies.shared.partition import sizes_of_parts
 
-        self._task = task
         layers = task.layers()
-        self._parts = layer_lists.cut(layers, sizes_of_parts(task, layers, PARTS, samples=task.config.batch_size))
-        for part, device in zip(self._parts, task.devices, strict=True):
+        balance = partition.decide_balance(task, layers, partition.TWO_PARTS, samples=task.config.batch_size)
+        self._devices = task.devices
+        self._parts = layer_lists.cut(layers, balance)
+        for part, device in zip(self._parts, self._devices, strict=True):
             part.to(device)
-        self.optimizer = task.make_optimizer(task.module.parameters())
-        self._steps = Steps(
+        chain = self._chain(self._parts)
+        super().__init__(
             task,
-            self._step,
-            self._over(self._parts),
-            self.optimizer,
-            [*task.module.parameters(), *task.module.buffers()],
-            compile_model=lambda _: self._over([compiled(part) for part in self._parts]),
+            task.module,
+            model=chain,
+            evaluated=chain,
+            compile_model=lambda _model: self._chain([compile_for_one_shape(part) for part in self._parts]),
         )
 
-    def train_step(self, batch: Batch) -> Tensor:
-        return self._steps(batch)
+    def set_training(self, training: bool) -> None:
+        for part in self._parts:
+            self.task.set_training(part, training)
 
-    def prepare(self, batch: Batch) -> None:
-        self._steps.prepare(batch)
-
-    def _step(self, model: Model, batch: Batch) -> Tensor:
-        self._set_training(True)
-        self.optimizer.zero_grad(set_to_none=True)
-        logits = self._task.forward(model, batch.x)
-        loss = self._task.loss_sum(logits, batch.y.to(logits.device, non_blocking=True))
-        self._task.backward(loss, 1 / batch.num_global)
-        self.optimizer.step()
-        return loss.detach().to(self._task.device, non_blocking=True)
-
-    def logits(self, x: Tensor) -> Tensor:
-        import torch
-
-        self._set_training(False)
-        with torch.inference_mode():
-            return self._task.forward(self._over(self._parts), x).to(self._task.device)
-
-    def state_dict(self) -> dict[str, Any]:
-        from workloads.engines.checkpoint import cpu_state
-
-        return cpu_state(self._task.module, self.optimizer)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._task.module.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-
-    def close(self) -> None:
-        self._steps.close()
-
-    def _over(self, parts: Sequence[Model]) -> Model:
+    def _chain(self, parts: Sequence[Model]) -> Model:
         def compute(x: Tensor) -> Tensor:
-            for part, device in zip(parts, self._task.devices, strict=True):
+            for part, device in zip(parts, self._devices, strict=True):
                 x = part(x.to(device, non_blocking=True))
             return x
 
         return compute
-
-    def _set_training(self, training: bool) -> None:
-        for part in self._parts:
-            self._task.set_training(part, training)
-
-
-PARTS = 2
-
-
-def unsupported_hardware(name: str, hardware: Hardware, options: Options) -> str:
-    """Why a strategy of two parts cannot run there."""
-    balance = options["balance"]
-    assert isinstance(balance, tuple)
-    if hardware.devices != PARTS or hardware.nodes > 1:
-        return f"{name} has two parts for two devices of one node, not for {hardware}"
-    if balance and len(balance) != PARTS:
-        return f"{name} has two parts, and balance {list(balance)} names {len(balance)}"
-    return ""
 
 
 def _unsupported_compile(how: str, _options: Options) -> str:
@@ -118,28 +66,17 @@ DECLARATION = StrategyDeclaration(
     framework="torch",
     topology=lambda _options: Topology.ONE_PROCESS,
     unsupported_hardware=lambda hardware, options: (
-        unsupported_hardware("model_parallel", hardware, options) or ignores_balance_by(options, "size")
+        partition.unsupported_on_two_devices("model_parallel", hardware, options)
+        or partition.ignored_balance_by(options, "size")
     ),
-    unsupported_layers=lambda layers, _hardware, options: misfit(layers, PARTS, options),
+    unsupported_layers=lambda layers, _, options: partition.unsupported_layers(layers, partition.TWO_PARTS, options),
     unsupported_compile=_unsupported_compile,
     needs_layers=True,
     splits_batch=False,
     packages=("torch",),
     options=(
-        Option(
-            name="balance",
-            type=tuple[int, ...],
-            default=(),
-            minimum=1,
-            summary="Layers on each of the two devices; [] shares them out",
-        ),
-        Option(
-            name="balance_by",
-            type=str,
-            default="size",
-            choices=("size", "time"),
-            summary="Layers are shared out by number of parameters or by measured time",
-        ),
+        partition.balance_option("Layers on each of the two devices; [] shares them out"),
+        partition.balance_by_option("size"),
     ),
     batch_norm_treatment="whole_batch",
     contract_options=({}, {"balance_by": "time"}),

@@ -1,11 +1,11 @@
-"""``pipeline``: torch.distributed.pipelining: one process per device, each with one stage of the model or several.
+"""``pipeline``: torch.distributed.pipelining: one process per device, each with one or two stages of the model.
 
 The model's list of layers is cut into stages of about equal measured time. Messages between stages have one size, so an
-odd batch is filled up to whole micro-batches with samples that no loss counts. Batch norm would see them: with live
-batch norm such a batch is refused. It normalises each micro-batch, and its running statistics move once a micro-batch.
+odd batch is padded to whole micro-batches with samples that no loss counts. Live batch norm would see the padding, so
+the plan excludes such batches. Batch norm normalizes each micro-batch; its running statistics move once a micro-batch.
 
-Every rank has the whole model in host memory, and its own stages only on its device. With ``compile`` it is stages that
-are compiled or recorded; messages between them are sent in between, and the optimiser's update comes after.
+Each rank has the whole model in host memory, and only its own stages on its device. ``compile`` compiles or captures
+stages; the messages between them and the optimizer's update run outside.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Hardware, Topology
 from workloads.registry import Option, Options, StrategyDeclaration
-from workloads.strategies.shared.host_group import host_group
-from workloads.strategies.shared.partition import ignores_balance_by, misfit
+from workloads.strategies.shared import compiled_steps, partition
+from workloads.strategies.shared.torch_strategy import host_group
 
 if TYPE_CHECKING:
     import torch
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from workloads.strategies.shared.pipeline_stage import Stage
     from workloads.strategies.shared.protocol import Task
 
-NOT_COUNTED = -100
-"""The class of a made-up sample, as ``cross_entropy`` knows it."""
+IGNORED_CLASS = -100
+"""The class of a padding sample: the default ``ignore_index`` of ``cross_entropy``."""
 
-STAGES_A_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 2}
+STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 2}
 
 
 class Pipeline:
@@ -48,48 +48,39 @@ class Pipeline:
         assert isinstance(chunks, int)
         self._micro_batch = -(-task.config.batch_size // chunks)
         self._samples = chunks * self._micro_batch
-        self._size, self._rank = task.world.size, task.world.rank
-        self._count = self._size * STAGES_A_RANK[schedule]
+        self._ranks, self._rank = task.world.size, task.world.rank
+        self._num_stages = self._ranks * STAGES_PER_RANK[schedule]
+        parts = self._cut_into_stages()
+        self._wires = wires = _wires(task, parts, self._micro_batch)
         self._stages: dict[int, Stage] = {}
-        parts, wires = self._cut()
-        self._wires = wires
         stages = []
-        for number in range(self._rank, self._count, self._size):
-            self._stages[number] = Stage(task, parts[number].to(task.device)).eval()
-            stages.append(
-                PipelineStage(
-                    self._stages[number],
-                    number,
-                    self._count,
-                    task.device,
-                    input_args=wires[number],
-                    output_args=wires[number + 1],
-                )
-            )
-        own = {id(p) for stage in self._stages.values() for p in stage.parameters()}
+        for number in range(self._rank, self._num_stages, self._ranks):
+            self._stages[number] = stage = Stage(task, parts[number].to(task.device)).eval()
+            ends = {"input_args": wires[number], "output_args": wires[number + 1]}
+            stages.append(PipelineStage(stage, number, self._num_stages, task.device, **ends))
+        own = {id(t) for t in self._tensors()}
         every = list(self._module.parameters())
-        self._indices = [i for i, p in enumerate(every) if id(p) in own]
-        self.optimizer = task.make_optimizer([every[i] for i in self._indices] or [_nothing()])
+        self._own_indices = [i for i, p in enumerate(every) if id(p) in own]
+        self.optimizer = task.make_optimizer([every[i] for i in self._own_indices] or [_placeholder()])
         self._num_global = 1
         self._schedule = _schedule(schedule, stages, chunks, self._loss)
         self._host_group = host_group(task)
-        self._recorded = False
+        self._captured = False
 
     def prepare(self, batch: Batch) -> None:
-        from workloads.strategies.shared.compiled_steps import explained, unchanged
         from workloads.strategies.shared.pipeline_stage import warm_up
 
         how = self._task.config.compile
-        learned = [t for stage in self._stages.values() for t in (*stage.parameters(), *stage.buffers())]
-        with unchanged(learned, self.optimizer), explained():
+        preserved = compiled_steps.preserved(self._tensors(), self.optimizer)
+        with preserved, compiled_steps.compiler_errors_explained():
             for number, stage in self._stages.items():
                 self._task.set_training(stage, True)
-                if how in ("default", "default_graphs"):
+                if how in compiled_steps.COMPILED:
                     stage.compile_part()
-                if how in ("graphs", "default_graphs"):
+                if how in compiled_steps.CAPTURED:
                     warm_up(stage, self._wires[number])
-                    stage.record(self._wires[number], self._samples // self._micro_batch)
-                    self._recorded = True
+                    stage.capture(self._wires[number], self._samples // self._micro_batch)
+                    self._captured = True
             self.train_step(batch)
 
     def train_step(self, batch: Batch) -> Tensor:
@@ -97,15 +88,15 @@ class Pipeline:
 
         for stage in self._stages.values():
             self._task.set_training(stage, True)
-        # Recorded backward passes add to the gradient tensors that they know.
-        self.optimizer.zero_grad(set_to_none=not self._recorded)
+        # Captured backward passes add to the gradient tensors that existed at capture.
+        self.optimizer.zero_grad(set_to_none=not self._captured)
         self._num_global = batch.num_global
-        given = (_filled(batch.x, self._samples, 0),) if self._rank == 0 else ()
+        inputs = (_padded(batch.x, self._samples, 0),) if self._rank == 0 else ()
         losses: list[Tensor] = []
-        if self._answers:
-            self._schedule.step(*given, target=_filled(batch.y, self._samples, NOT_COUNTED), losses=losses)
+        if self._num_stages - 1 in self._stages:
+            self._schedule.step(*inputs, target=_padded(batch.y, self._samples, IGNORED_CLASS), losses=losses)
         else:
-            self._schedule.step(*given)
+            self._schedule.step(*inputs)
         self.optimizer.step()
         if not losses:
             return torch.zeros((), device=self._task.device, dtype=batch.x.dtype)
@@ -114,13 +105,13 @@ class Pipeline:
     def logits(self, x: Tensor) -> Tensor | None:
         import torch
 
-        answers = []
+        outputs = []
         with torch.no_grad():
             for part in torch.split(x, self._micro_batch):
-                answer = self._forward(_filled(part, self._micro_batch, 0))
-                if answer is not None:
-                    answers.append(answer[: len(part)])
-        return torch.cat(answers) if answers else None
+                output = self._forward(_padded(part, self._micro_batch, 0))
+                if output is not None:
+                    outputs.append(output[: len(part)])
+        return torch.cat(outputs) if outputs else None
 
     def state_dict(self) -> dict[str, Any]:
         from torch import distributed
@@ -128,14 +119,13 @@ class Pipeline:
         from workloads.engines.checkpoint import cpu_state
 
         state = cpu_state(self._module, self.optimizer)
-        tensors = [t for stage in self._stages.values() for t in (*stage.parameters(), *stage.buffers())]
-        own = {id(t) for t in tensors}
+        own = {id(t) for t in self._tensors()}
         held = self._module.state_dict(keep_vars=True)
         share = {
             "model": {name: t for name, t in state["model"].items() if id(held[name]) in own},
-            "state": {self._indices[j]: values for j, values in state["optimizer"]["state"].items()},
+            "state": {self._own_indices[j]: values for j, values in state["optimizer"]["state"].items()},
         }
-        shares: list[dict[str, Any]] = [share] * self._size
+        shares: list[dict[str, Any]] = [share] * self._ranks
         distributed.gather_object(share, shares if self._rank == 0 else None, group=self._host_group)
         model = {name: next((s["model"][name] for s in shares if name in s["model"]), held[name]) for name in held}
         states = {i: values for s in shares for i, values in s["state"].items()}
@@ -146,24 +136,23 @@ class Pipeline:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._module.load_state_dict(state["model"])
         states = state["optimizer"]["state"]
-        own = {j: states[i] for j, i in enumerate(self._indices) if i in states}
+        own = {j: states[i] for j, i in enumerate(self._own_indices) if i in states}
         held = self.optimizer.state_dict()["param_groups"][0]["params"]
         groups = [{**group, "params": held} for group in state["optimizer"]["param_groups"]]
         self.optimizer.load_state_dict({"state": own, "param_groups": groups})
 
     def close(self) -> None:
-        """Nothing outlives the object: its graphs hold no message."""
+        """Nothing to free: stages' graphs hold no collectives."""
 
-    @property
-    def _answers(self) -> bool:
-        """Whether this rank has the last stage."""
-        return self._count - 1 in self._stages
+    def _tensors(self) -> list[Tensor]:
+        """Return the parameters and buffers of this rank's stages."""
+        return [t for stage in self._stages.values() for t in (*stage.parameters(), *stage.buffers())]
 
     def _loss(self, logits: Tensor, y: Tensor) -> Tensor:
         return self._task.loss_sum(logits, y) / self._num_global
 
     def _forward(self, x: Tensor) -> Tensor | None:
-        """One micro-batch through all stages; what the last one says, on its rank."""
+        """Pass one micro-batch through all stages; returns the last one's output, on its rank. Collective."""
         import torch
         from torch import distributed
 
@@ -171,36 +160,34 @@ class Pipeline:
             self._task.set_training(stage, False)
             if number:
                 x = torch.empty_like(self._wires[number], requires_grad=False)
-                distributed.recv(x, (number - 1) % self._size)
+                distributed.recv(x, (number - 1) % self._ranks)
             x = stage(x)
-            if number == self._count - 1:
+            if number == self._num_stages - 1:
                 return x
-            distributed.send(x, (number + 1) % self._size)
+            distributed.send(x, (number + 1) % self._ranks)
         return None
 
-    def _cut(self) -> tuple[list[nn.Sequential], list[Tensor]]:
-        """The parts of all stages, and a sample of what goes over each wire: into the first, between two, out of the
-        last.
-
-        Rank 0 decides, because it is measured time that decides.
-        """
+    def _cut_into_stages(self) -> list[nn.Sequential]:
+        """Cut the model as rank 0 decides, because measured times differ between ranks. Collective."""
         import torch
         from torch import distributed
 
         from workloads.models.shared import layer_lists
-        from workloads.strategies.shared.partition import sizes_of_parts
 
         task, layers = self._task, self._task.layers()
-        sizes = torch.zeros(self._count, dtype=torch.int64, device=task.device)
+        balance = torch.zeros(self._num_stages, dtype=torch.int64, device=task.device)
         if self._rank == 0:
-            sizes += torch.tensor(sizes_of_parts(task, layers, self._count, self._micro_batch), device=task.device)
-        distributed.broadcast(sizes, 0)
-        parts = layer_lists.cut(layers, sizes.tolist())
-        return parts, _wires(task, parts, self._micro_batch)
+            decided = partition.decide_balance(task, layers, self._num_stages, self._micro_batch)
+            balance += torch.tensor(decided, device=task.device)
+        distributed.broadcast(balance, 0)
+        return layer_lists.cut(layers, balance.tolist())
 
 
 def _wires(task: Task, parts: Sequence[nn.Module], samples: int) -> list[Tensor]:
-    """Tried out with a copy of each part, one after another, so that only one is on the device."""
+    """Return an example of what passes each wire: into the first stage, between two, out of the last.
+
+    A copy of each part computes it, one after another, so that only one is on the device.
+    """
     import copy
 
     import torch
@@ -210,7 +197,7 @@ def _wires(task: Task, parts: Sequence[nn.Module], samples: int) -> list[Tensor]
     with torch.no_grad():
         for part in parts:
             x = task.forward(copy.deepcopy(part).to(task.device).eval(), x)
-            # What asks for a gradient gets one sent back.
+            # PipelineStage sends gradients back for the inputs that require them.
             wires.append(torch.empty_like(x, memory_format=torch.contiguous_format, requires_grad=True))
     return wires
 
@@ -218,18 +205,18 @@ def _wires(task: Task, parts: Sequence[nn.Module], samples: int) -> list[Tensor]
 def _schedule(name: str, stages: list[Any], chunks: int, loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
     from torch.distributed import pipelining
 
-    if name in ("gpipe", "1f1b"):
-        single = pipelining.ScheduleGPipe if name == "gpipe" else pipelining.Schedule1F1B
-        return single(stages[0], chunks, loss_fn=loss, scale_grads=False)
-    several = {
+    kind: Any = {
+        "gpipe": pipelining.ScheduleGPipe,
+        "1f1b": pipelining.Schedule1F1B,
         "interleaved": pipelining.ScheduleInterleaved1F1B,
         "zero_bubble": pipelining.ScheduleInterleavedZeroBubble,
     }[name]
-    return several(stages, chunks, loss_fn=loss, scale_grads=False)
+    # scale_grads divides gradients by the number of micro-batches, which a summed loss must not be.
+    return kind(stages if STAGES_PER_RANK[name] > 1 else stages[0], chunks, loss_fn=loss, scale_grads=False)
 
 
-def _filled(tensor: Tensor, samples: int, value: int) -> Tensor:
-    """Made longer with made-up samples."""
+def _padded(tensor: Tensor, samples: int, value: int) -> Tensor:
+    """Return the tensor with padding samples at its end."""
     if len(tensor) == samples:
         return tensor
     import torch
@@ -237,15 +224,15 @@ def _filled(tensor: Tensor, samples: int, value: int) -> Tensor:
     return torch.cat([tensor, tensor.new_full((samples - len(tensor), *tensor.shape[1:]), value)])
 
 
-def _nothing() -> nn.Parameter:
-    """What an optimiser has where a stage has no parameters: it must have some."""
+def _placeholder() -> nn.Parameter:
+    """Return an empty parameter for stages without any: torch's optimizers reject an empty list."""
     import torch
 
     return torch.nn.Parameter(torch.zeros(0))
 
 
-def _stages(hardware: Hardware, options: Options) -> int:
-    return hardware.devices * STAGES_A_RANK[str(options["schedule"])]
+def _num_stages(hardware: Hardware, options: Options) -> int:
+    return hardware.devices * STAGES_PER_RANK[str(options["schedule"])]
 
 
 def _unsupported_hardware(hardware: Hardware, options: Options) -> str:
@@ -255,13 +242,13 @@ def _unsupported_hardware(hardware: Hardware, options: Options) -> str:
         return f"a pipeline needs two devices at least, and {hardware} has one"
     if schedule == "1f1b" and chunks < devices:
         return f"schedule 1f1b needs a micro-batch for each of {devices} devices, and chunks is {chunks}"
-    if STAGES_A_RANK[schedule] > 1 and chunks % devices:
+    if STAGES_PER_RANK[schedule] > 1 and chunks % devices:
         return f"schedule {schedule} needs chunks to be a multiple of the {devices} devices, and it is {chunks}"
-    stages = _stages(hardware, options)
+    stages = _num_stages(hardware, options)
     if options["balance"] and len(options["balance"]) != stages:
         named = list(options["balance"])
         return f"schedule {schedule} has {stages} stages on {hardware}, and balance {named} names {len(named)}"
-    return ignores_balance_by(options, "time")
+    return partition.ignored_balance_by(options, "time")
 
 
 def _unsupported_compile(_how: str, options: Options) -> str:
@@ -280,7 +267,9 @@ DECLARATION = StrategyDeclaration(
     framework="torch",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
     unsupported_hardware=_unsupported_hardware,
-    unsupported_layers=lambda layers, hardware, options: misfit(layers, _stages(hardware, options), options),
+    unsupported_layers=lambda layers, hardware, options: partition.unsupported_layers(
+        layers, _num_stages(hardware, options), options
+    ),
     unsupported_training=_unsupported_training,
     unsupported_compile=_unsupported_compile,
     needs_layers=True,
@@ -293,30 +282,12 @@ DECLARATION = StrategyDeclaration(
             name="schedule",
             type=str,
             default="1f1b",
-            choices=tuple(STAGES_A_RANK),
+            choices=tuple(STAGES_PER_RANK),
             summary="In which order stages work on micro-batches; interleaved and zero_bubble have two stages a device",
         ),
-        Option(
-            name="chunks",
-            type=int,
-            default=4,
-            minimum=1,
-            summary="Micro-batches a batch",
-        ),
-        Option(
-            name="balance",
-            type=tuple[int, ...],
-            default=(),
-            minimum=1,
-            summary="Layers of each stage; [] shares them out",
-        ),
-        Option(
-            name="balance_by",
-            type=str,
-            default="time",
-            choices=("time", "size"),
-            summary="Layers are shared out by measured time or by number of parameters",
-        ),
+        partition.CHUNKS,
+        partition.balance_option("Layers of each stage; [] shares them out"),
+        partition.balance_by_option("time"),
     ),
     batch_norm_treatment="per_micro_batch",
     contract_options=({}, {"schedule": "gpipe"}, {"schedule": "interleaved"}, {"schedule": "zero_bubble"}),

@@ -1,12 +1,13 @@
-"""``tf_eager``: TensorFlow on one device: what ``eager`` is, in the other framework. Steps are traced into graphs."""
+"""``tf_eager``: TensorFlow on one device: ``eager`` in the other framework. Steps are traced into graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from workloads.contract import Hardware, Topology
-from workloads.registry import TENSORFLOW, Options, StrategyDeclaration
+from workloads.contract import Topology
+from workloads.registry import TENSORFLOW, StrategyDeclaration
+from workloads.strategies.shared import limits
 
 if TYPE_CHECKING:
     from workloads.strategies.shared.keras_protocol import KerasTask
@@ -20,12 +21,13 @@ class TfEager:
         import tensorflow as tf
 
         self._tape: Callable[[], Any] = tf.GradientTape
-        self.distribution = self._distribution(task)
+        self.distribution = self.make_distribution(task)
         with self.distribution.scope():
             self._model = keras.Sequential(task.layers())
             self._model(task.example())
 
-    def _distribution(self, _task: KerasTask) -> Any:
+    def make_distribution(self, task: KerasTask) -> Any:  # noqa: ARG002 (overridden)
+        """Return the ``tf.distribute.Strategy`` in whose scope the layers are made."""
         import tensorflow as tf
 
         return tf.distribute.get_strategy()
@@ -41,36 +43,14 @@ class TfEager:
         return loss, tape.gradient(loss, variables, output_gradients=weight)
 
 
-def unsupported_training(train: Mapping[str, Any], _options: Options) -> str:
-    """What no strategy of TensorFlow can do."""
-    if train["channels_last"]:
-        return "TensorFlow keeps channels last whatever channels_last says: leave it out"
-    if train["loader"] != "resident":
-        return (
-            f'the loader {train["loader"]} is PyTorch\'s; TensorFlow reads arrays through tf.data: loader = "resident"'
-        )
-    return ""
-
-
-def unsupported_compile(_how: str, _options: Options) -> str:
-    """Why the values of ``compile`` mean nothing here."""
-    return "TensorFlow traces its steps into graphs whatever compile says: leave it out"
-
-
-def _unsupported_hardware(hardware: Hardware, _options: Options) -> str:
-    if hardware.devices > 1:
-        return f"tf_eager trains on one device and {hardware} has {hardware.devices}"
-    return ""
-
-
 DECLARATION = StrategyDeclaration(
     name="tf_eager",
     summary="TensorFlow on one device, from the same weights as eager and with the same batches.",
     framework=TENSORFLOW,
     topology=lambda _options: Topology.ONE_PROCESS,
-    unsupported_hardware=_unsupported_hardware,
-    unsupported_training=unsupported_training,
-    unsupported_compile=unsupported_compile,
+    unsupported_hardware=lambda hardware, _options: limits.one_device("tf_eager", hardware),
+    unsupported_training=limits.tensorflow_training,
+    unsupported_compile=limits.tensorflow_compile,
     splits_batch=False,
     packages=("tensorflow|tensorflow-cpu",),
     batch_norm_treatment="whole_batch",

@@ -1,7 +1,7 @@
 """``tf_mirrored``: TensorFlow's MirroredStrategy: one process, a replica on each device, gradients summed in the step.
 
-Each replica takes its part of the batch and normalises over it; running statistics are its own, and averaged before an
-evaluation or a checkpoint, as in ``ddp``.
+Each replica trains on its part of the batch, which its batch norm sees; running statistics are averaged over replicas
+before an evaluation or a checkpoint, as in ``ddp``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Hardware, Topology
 from workloads.registry import TENSORFLOW, Option, Options, StrategyDeclaration
-from workloads.strategies.tf_eager import TfEager, unsupported_compile, unsupported_training
+from workloads.strategies.shared import limits
+from workloads.strategies.tf_eager import TfEager
 
 if TYPE_CHECKING:
     from workloads.strategies.shared.keras_protocol import KerasTask
@@ -19,27 +20,26 @@ if TYPE_CHECKING:
 class TfMirrored(TfEager):
     """The whole model on each of several replicas."""
 
-    def _distribution(self, task: KerasTask) -> Any:
+    def make_distribution(self, task: KerasTask) -> Any:
         import tensorflow as tf
 
-        ways = {
+        makers = {
             "auto": lambda: None,
             "nccl": tf.distribute.NcclAllReduce,
             "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
             "one_device": tf.distribute.ReductionToOneDevice,
         }
-        way = str(task.options["all_reduce"])
-        if way == "auto" and task.devices[0].startswith("/CPU"):
-            way = "one_device"  # TensorFlow's own choice for CPUs fails in a process that has trained like this before
-        return tf.distribute.MirroredStrategy(list(task.devices), cross_device_ops=ways[way]())
+        all_reduce = str(task.options["all_reduce"])
+        if all_reduce == "auto" and task.devices[0].startswith("/CPU"):
+            # TensorFlow 2.21's own choice for CPUs fails in a process that has trained with it before.
+            all_reduce = "one_device"
+        return tf.distribute.MirroredStrategy(list(task.devices), cross_device_ops=makers[all_reduce]())
 
 
 def _unsupported_hardware(hardware: Hardware, options: Options) -> str:
-    if hardware.nodes > 1:
-        return f"tf_mirrored is one process, which cannot drive the devices of {hardware.nodes} nodes"
-    if options["all_reduce"] == "nccl" and hardware.is_cpu:
-        return 'all_reduce = "nccl" is for GPUs'
-    return ""
+    if why := limits.one_node("tf_mirrored", hardware):
+        return why
+    return 'all_reduce = "nccl" is for GPUs' if options["all_reduce"] == "nccl" and hardware.is_cpu else ""
 
 
 DECLARATION = StrategyDeclaration(
@@ -48,8 +48,8 @@ DECLARATION = StrategyDeclaration(
     framework=TENSORFLOW,
     topology=lambda _options: Topology.ONE_PROCESS,
     unsupported_hardware=_unsupported_hardware,
-    unsupported_training=unsupported_training,
-    unsupported_compile=unsupported_compile,
+    unsupported_training=limits.tensorflow_training,
+    unsupported_compile=limits.tensorflow_compile,
     splits_batch=True,
     packages=("tensorflow|tensorflow-cpu",),
     options=(

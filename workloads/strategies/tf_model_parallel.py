@@ -1,6 +1,6 @@
 """``tf_model_parallel``: a Keras model in two parts on two devices, one of which always waits for the other.
 
-What ``model_parallel`` is in torch, with the same option: as many layers, in the same order.
+It is ``model_parallel`` in TensorFlow, with the same option ``balance`` over as many layers in the same order.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.contract import Topology
 from workloads.errors import InputError
-from workloads.registry import TENSORFLOW, Option, StrategyDeclaration
-from workloads.strategies import model_parallel
-from workloads.strategies.shared.partition import misfit, share_out
-from workloads.strategies.tf_eager import unsupported_compile, unsupported_training
+from workloads.registry import TENSORFLOW, StrategyDeclaration
+from workloads.strategies.shared import limits, partition
 
 if TYPE_CHECKING:
     from workloads.strategies.shared.keras_protocol import KerasTask
@@ -47,7 +45,7 @@ class TfModelParallel:
     def backward(
         self, x: Any, loss_of: Callable[[Any], Any], variables: Sequence[Any], weight: Any
     ) -> tuple[Any, list[Any]]:
-        # A tape for each part: what is computed backwards goes where a tape is asked.
+        # A tape for each part, because tape.gradient places the backward pass on the device of the call.
         tf, (first, second) = self._tf, self._parts
         with tf.device(self._devices[0]), tf.GradientTape() as first_tape:
             between = first(x, training=True)
@@ -64,22 +62,21 @@ class TfModelParallel:
 
 
 def _layers_of_first(task: KerasTask, layers: list[Any]) -> int:
-    """How many layers the first device has.
+    """Return how many layers the first device has.
 
     Raises:
         InputError: ``balance`` does not add up.
     """
-    balance = task.options["balance"]
-    assert isinstance(balance, tuple)
-    if why := misfit(len(layers), model_parallel.PARTS, task.options):
+    if why := partition.unsupported_layers(len(layers), partition.TWO_PARTS, task.options):
         raise InputError(
             f"tf_model_parallel cannot cut {task.config.model}: {why}",
             where="experiment.toml: strategy",
             hint="leave balance out to have layers shared out by number of parameters",
         )
-    sizes = balance or share_out(task.sizes(), model_parallel.PARTS)
-    task.note_cut(sizes)
-    return sizes[0]
+    balance = task.options["balance"] or partition.equal_parts(task.layer_sizes(), partition.TWO_PARTS)
+    assert isinstance(balance, tuple)
+    task.note_balance(balance)
+    return balance[0]
 
 
 DECLARATION = StrategyDeclaration(
@@ -87,22 +84,16 @@ DECLARATION = StrategyDeclaration(
     summary="A Keras model in two parts on two devices, which take turns: saves memory, costs time.",
     framework=TENSORFLOW,
     topology=lambda _options: Topology.ONE_PROCESS,
-    unsupported_hardware=lambda hardware, options: model_parallel.unsupported_hardware(
+    unsupported_hardware=lambda hardware, options: partition.unsupported_on_two_devices(
         "tf_model_parallel", hardware, options
     ),
-    unsupported_layers=lambda layers, _hardware, options: misfit(layers, model_parallel.PARTS, options),
-    unsupported_training=unsupported_training,
-    unsupported_compile=unsupported_compile,
+    unsupported_layers=lambda layers, _, options: partition.unsupported_layers(layers, partition.TWO_PARTS, options),
+    unsupported_training=limits.tensorflow_training,
+    unsupported_compile=limits.tensorflow_compile,
     splits_batch=False,
     packages=("tensorflow|tensorflow-cpu",),
     options=(
-        Option(
-            name="balance",
-            type=tuple[int, ...],
-            default=(),
-            minimum=1,
-            summary="Layers on each of the two devices; [] shares them out by number of parameters",
-        ),
+        partition.balance_option("Layers on each of the two devices; [] shares them out by number of parameters"),
     ),
     batch_norm_treatment="whole_batch",
     create=lambda: TfModelParallel,

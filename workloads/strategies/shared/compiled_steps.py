@@ -1,15 +1,15 @@
-"""``compile``: a training step as it is written, with a compiled model, or recorded once as a CUDA graph and replayed.
+"""``compile``: a training step as written, with a compiled model, or captured once as a CUDA graph and replayed.
 
-Compiled code and graphs have fixed shapes, so they are for whole batches; an epoch's odd last batch takes the step as
-written. A graph holds all of a step: the forward pass, the loss, the backward pass with the gradients' all-reduce where
-there is one, and the optimiser's update. Dropout draws from the device's generator, whose state every replay reads and
-moves on as the step itself would. The learning rate is a number on the device there, rounded to single precision, as
-torch's fused optimisers read it.
+Compiled code and graphs have fixed shapes, so they run whole batches; an epoch's smaller last batch runs as written.
+A graph holds the whole step: forward pass, loss, backward pass with the all-reduce of gradients, and update. Dropout
+draws from the device's generator, which each replay advances as the step itself would. The learning rate of a captured
+step is a single-precision number on the device, because torch's fused optimizers read it there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -25,21 +25,26 @@ if TYPE_CHECKING:
 
 Model = Callable[["Tensor"], "Tensor"]
 Step = Callable[[Model, "Batch"], "Tensor"]
-"""(what to call as the model, batch) -> the rank's share of the summed loss, after one whole optimiser step."""
+"""(what to call as the model, batch) -> this rank's share of the summed loss, after one whole optimizer step."""
 
 WARMUP_STEPS = 3
-"""Before recording: libraries choose kernels and take memory, and the optimiser makes its state."""
+"""Before capture, libraries choose kernels and allocate workspaces and the optimizer creates its state; torch's note
+"CUDA semantics: CUDA graphs" warms up for as many steps."""
+
+COMPILED = ("default", "default_graphs")
+CAPTURED = ("graphs", "default_graphs")
+"""Values of ``compile`` that compile the model, and that capture CUDA graphs."""
 
 
-class Steps:
-    """Carries out a strategy's training steps the way that ``config.compile`` names.
+class StepRunner:
+    """Runs a strategy's training steps the way that ``config.compile`` names.
 
     Args:
-        step: the step as it is written; it uses ``optimizer``.
-        model: what is called in it.
-        tensors: everything that a step changes but the optimiser's state: parameters and statistics.
-        warmup: steps before one is recorded.
-        compile_model: (model) -> what is called in its place when it is to be compiled.
+        step: the step as written; it uses ``optimizer``.
+        model: what the step calls.
+        tensors: all that a step changes besides the optimizer's state: parameters and running statistics.
+        warmup_steps: steps to run before one is captured.
+        compile_model: (model) -> its compiled form.
     """
 
     def __init__(
@@ -50,32 +55,32 @@ class Steps:
         optimizer: torch.optim.Optimizer,
         tensors: Iterable[Tensor],
         *,
-        warmup: int = WARMUP_STEPS,
+        warmup_steps: int = WARMUP_STEPS,
         compile_model: Callable[[Model], Model] | None = None,
     ) -> None:
         self._task = task
         self._step = step
-        self._plain = self._model = model
+        self._model_as_written = self._model = model
         self._optimizer = optimizer
         self._tensors = list(tensors)
-        self._warmup = warmup
-        self._compile_model = compile_model or compiled
-        self._num_global: int | None = None
-        """Samples of a whole batch; on all ranks the same, so all ranks go the same way."""
-        self._recorded: _Recorded | None = None
+        self._warmup_steps = warmup_steps
+        self._compile_model = compile_model or compile_for_one_shape
+        self._whole_batch: int | None = None
+        """Samples of a whole batch over all ranks, so that all ranks decide alike."""
+        self._captured: _CapturedStep | None = None
 
     def __call__(self, batch: Batch) -> Tensor:
-        """One training step."""
-        if batch.num_global != self._num_global:
-            return self._step(self._plain, batch)
-        if self._recorded is not None:
-            return self._recorded.replay(batch)
+        """Run one training step."""
+        if batch.num_global != self._whole_batch:
+            return self._step(self._model_as_written, batch)
+        if self._captured is not None:
+            return self._captured.replay(batch)
         return self._step(self._model, batch)
 
     def prepare(self, batch: Batch) -> None:
-        """Compile and record what whole batches need; afterwards everything that learns is as it was. Collective.
+        """Compile and capture what whole batches need, and restore what the trial steps changed. Collective.
 
-        The random state is not put back: the loop sets it at the start of every epoch.
+        The random state is not restored: the loop seeds it at the start of every epoch.
 
         Args:
             batch: a whole one.
@@ -86,107 +91,112 @@ class Steps:
         how = self._task.config.compile
         if how == "off":
             return
-        self._num_global = batch.num_global
-        with unchanged(self._tensors, self._optimizer):
-            if how in ("default", "default_graphs"):
-                self._model = self._compile_model(self._plain)
-                with explained():
+        self._whole_batch = batch.num_global
+        with preserved(self._tensors, self._optimizer):
+            if how in COMPILED:
+                self._model = self._compile_model(self._model_as_written)
+                with compiler_errors_explained():
                     self._step(self._model, batch)
-            if how in ("graphs", "default_graphs"):
-                self._recorded = _Recorded(self._task, self._step, self._model, self._optimizer, batch, self._warmup)
+            if how in CAPTURED:
+                self._captured = _CapturedStep(
+                    self._task, self._step, self._model, self._optimizer, batch, self._warmup_steps
+                )
 
     def close(self) -> None:
-        """Give the recorded step up: NCCL cannot close a communicator as long as a graph holds work of it."""
-        if self._recorded is not None:
-            self._recorded.close()
-            self._recorded = None
+        """Free the captured step: destroying an NCCL communicator waits for the graphs that captured its collectives
+        (pytorch/pytorch#115388)."""
+        if self._captured is not None:
+            self._captured.close()
+            self._captured = None
 
 
-class _Recorded:
-    """One step as a CUDA graph, with a batch and a learning rate of its own that each replay fills in."""
+class _CapturedStep:
+    """One step as a CUDA graph, with its own batch and learning rate, which each replay fills in."""
 
     def __init__(
-        self, task: Task, step: Step, model: Model, optimizer: torch.optim.Optimizer, batch: Batch, warmup: int
+        self, task: Task, step: Step, model: Model, optimizer: torch.optim.Optimizer, batch: Batch, warmup_steps: int
     ) -> None:
-        import dataclasses
-
         import torch
 
         self._optimizer = optimizer
         self._batch = dataclasses.replace(batch, x=batch.x.clone(), y=batch.y.clone())
         self._rate = torch.zeros((), device=task.device)
-        with beside(task.device), _rate_on_device(optimizer, self._rate):
-            for _ in range(warmup):
+        with side_stream(task.device), _learning_rate_on_device(optimizer, self._rate):
+            for _ in range(warmup_steps):
                 step(model, self._batch)
         torch.cuda.synchronize(task.device)
-        # Gradients shall lie in the graph's own memory.
+        # The captured backward pass must allocate the gradients in the graph's own memory pool.
         optimizer.zero_grad(set_to_none=True)
         self._graph = torch.cuda.CUDAGraph()
-        with _rate_on_device(optimizer, self._rate, recording=True), recording(self._graph, task.device):
+        with _learning_rate_on_device(optimizer, self._rate, capturing=True), capture(self._graph, task.device):
             self._loss = step(model, self._batch)
 
     def replay(self, batch: Batch) -> Tensor:
-        """The step for another batch of the same shape, at the optimiser's learning rate of now."""
+        """Run the step for another batch of the same shape at the optimizer's current learning rate."""
         self._batch.x.copy_(batch.x)
         self._batch.y.copy_(batch.y)
         self._rate.fill_(self._optimizer.param_groups[0]["lr"])
         self._graph.replay()
-        # The next replay writes over it, and losses are collected many steps later.
+        # The next replay overwrites the loss, which is read many steps later.
         return self._loss.clone()
 
     def close(self) -> None:
-        """Nothing can be replayed afterwards."""
         self._graph.reset()
 
 
-def compiled(model: Any) -> Any:
-    """A model through ``torch.compile``, once for each shape: code for any shape would replace the faster one."""
+def compile_for_one_shape(model: Any) -> Any:
+    """Compile a model anew for each input shape.
+
+    With ``dynamic=None``, torch's default, the second shape would replace the code by slower code for any shape.
+    """
     import torch
 
     return torch.compile(model, dynamic=False)
 
 
 @cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     import torch
 
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def beside(device: torch.device) -> Iterator[None]:
-    """Work on the stream on which steps are recorded, after all that was queued before and ahead of all that follows.
+def side_stream(device: torch.device) -> Iterator[None]:
+    """Run work on the stream on which graphs are captured, between the work before and the work after the block.
 
-    The default stream cannot be recorded, nor can work that depends on it, such as the end of a backward pass through
-    parameters that were first used there.
+    CUDA cannot capture the legacy default stream, nor work that waits for it. Autograd makes a parameter's
+    AccumulateGrad node on the stream of its first forward pass and runs it there ever after, so that pass belongs here
+    (torch's note "CUDA semantics: stream semantics of backward passes").
     """
     import torch
 
-    side, current = _side_stream(device), torch.cuda.current_stream(device)
+    side, current = _capture_stream(device), torch.cuda.current_stream(device)
     side.wait_stream(current)
     with torch.cuda.stream(side):
         yield
     current.wait_stream(side)
 
 
-def recording(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = None) -> Any:
-    """What is queued inside becomes a graph, and is not carried out.
+def capture(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = None) -> Any:
+    """Return a context whose work is captured in ``graph`` instead of run.
 
     Args:
-        pool: memory of another graph, whose replays come before this one's each time.
+        pool: memory pool of a graph that is always replayed before this one.
     """
     import torch
 
-    # Other threads, such as a loader's, may go on allocating.
-    return torch.cuda.graph(graph, pool=pool, stream=_side_stream(device), capture_error_mode="thread_local")
+    # The default mode, "global", makes cudaMalloc in any thread an error, such as in the loader's.
+    return torch.cuda.graph(graph, pool=pool, stream=_capture_stream(device), capture_error_mode="thread_local")
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """What the compiler has to say, in a sentence for people who have no compiler."""
+def compiler_errors_explained() -> Iterator[None]:
+    """Turn the errors of ``torch.compile`` into InputError with the usual remedies."""
     try:
         yield
     except Exception as error:
+        # By name, because torch._dynamo.exc and torch._inductor.exc are private and slow to import.
         names = {kind.__name__ for kind in type(error).__mro__}
         if not names & {"InductorError", "BackendCompilerFailed", "TorchDynamoException"}:
             raise
@@ -200,31 +210,33 @@ def explained() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _rate_on_device(optimizer: torch.optim.Optimizer, rate: Tensor, *, recording: bool = False) -> Iterator[None]:
-    """The update reads its learning rate from ``rate``, and is told when it is being recorded."""
+def _learning_rate_on_device(
+    optimizer: torch.optim.Optimizer, rate: Tensor, *, capturing: bool = False
+) -> Iterator[None]:
+    """Let the update read its learning rate from ``rate``; while capturing, torch's Adam wants ``capturable`` set."""
     names = ("lr", "capturable")
-    held: list[dict[str, Any]] = [{k: group[k] for k in names if k in group} for group in optimizer.param_groups]
-    rate.fill_(held[0]["lr"])
+    before: list[dict[str, Any]] = [{k: group[k] for k in names if k in group} for group in optimizer.param_groups]
+    rate.fill_(before[0]["lr"])
     for group in optimizer.param_groups:
-        group.update({"lr": rate, "capturable": True} if recording and "capturable" in group else {"lr": rate})
+        group.update({"lr": rate, "capturable": True} if capturing and "capturable" in group else {"lr": rate})
     try:
         yield
     finally:
-        for group, values in zip(optimizer.param_groups, held, strict=True):
+        for group, values in zip(optimizer.param_groups, before, strict=True):
             group.update(values)
 
 
 @contextlib.contextmanager
-def unchanged(tensors: list[Tensor], optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Put everything back in place, where a recorded step will look for it.
+def preserved(tensors: list[Tensor], optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Restore tensors and optimizer state afterwards, in the same memory, which a captured step addresses.
 
-    What the optimiser had not made before becomes zero, which is how momenta, averages and counters start.
+    State that the optimizer created meanwhile becomes zero, as momenta, averages and step counters start.
     """
     import torch
 
-    # On the host, so that a device's peak of memory stays that of a step.
-    kept = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-    states = {
+    # Copies on the host do not raise the device's peak memory, which the run reports.
+    saved = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+    saved_states = {
         (parameter, key): value.to("cpu", copy=True)
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
@@ -232,10 +244,10 @@ def unchanged(tensors: list[Tensor], optimizer: torch.optim.Optimizer) -> Iterat
     }
     yield
     with torch.no_grad():
-        for tensor, value in zip(tensors, kept, strict=True):
+        for tensor, value in zip(tensors, saved, strict=True):
             tensor.detach().copy_(value)
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    before = states.get((parameter, key))
+                    before = saved_states.get((parameter, key))
                     value.zero_() if before is None else value.copy_(before)

@@ -1,7 +1,7 @@
-"""Batch norm's running mean and variance where every rank collects its own: one answer out of several.
+"""Average over ranks the batch norm statistics that each rank collects on its own part of the batch.
 
-Broadcasting them every step would cost a collective a step and keep one rank's only. They are averaged over ranks
-before they are used: in an evaluation, and in a checkpoint.
+They are averaged before use, in an evaluation or a checkpoint. A broadcast in every step, DDP's default, would cost a
+collective a step and keep one rank's statistics only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from workloads.strategies.shared.protocol import Task
 
 
-def learning(task: Task, module: nn.Module) -> list[Tensor]:
-    """Running statistics that training changes: none where batch norm is frozen."""
+def trained_statistics(task: Task, module: nn.Module) -> list[Tensor]:
+    """Return the running statistics that training changes: none where batch norm is frozen."""
     from torch import nn
 
     if task.config.batch_norm == "frozen":
@@ -26,27 +26,21 @@ def learning(task: Task, module: nn.Module) -> list[Tensor]:
 
 
 class RunningStatistics:
-    """The statistics of one rank's replica.
+    """The running statistics of one rank's replica."""
 
-    Args:
-        mean: over ranks, of a tensor, in place or not; None is torch's all-reduce.
-    """
-
-    def __init__(self, task: Task, module: nn.Module, mean: Callable[[Tensor], Tensor] | None = None) -> None:
-        self._buffers = learning(task, module) if task.world.size > 1 else []
+    def __init__(self, task: Task, module: nn.Module) -> None:
+        self._buffers = trained_statistics(task, module) if task.world.size > 1 else []
         self._size = task.world.size
-        self._mean = mean or self._all_reduce
         self.differ = False
-        """Whether a step was made since they were averaged; whoever trains sets it."""
+        """Whether ranks may differ: whoever trains a step sets it."""
 
     def average(self) -> None:
-        """Make them the same on all ranks. Collective; cheap when nothing changed."""
-        if not self.differ:
-            return
-        self.differ = False
-        average(self._buffers, self._mean)
+        """Make the statistics the same on all ranks. Collective; returns at once when nothing changed."""
+        if self.differ:
+            self.differ = False
+            average(self._buffers, self._mean)
 
-    def _all_reduce(self, flat: Tensor) -> Tensor:
+    def _mean(self, flat: Tensor) -> Tensor:
         from torch import distributed
 
         distributed.all_reduce(flat)
@@ -54,8 +48,11 @@ class RunningStatistics:
 
 
 def average(tensors: list[Tensor], mean: Callable[[Tensor], Tensor]) -> None:
-    """Replace tensors by their mean over ranks, in one message: hundreds of small ones would cost more than the
-    rest."""
+    """Replace tensors by their mean over ranks, in one message: hundreds of small ones are bound by latency.
+
+    Args:
+        mean: (tensor) -> its mean over ranks; it may write into the tensor.
+    """
     import torch
 
     if not tensors:

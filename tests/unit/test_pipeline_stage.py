@@ -1,4 +1,4 @@
-"""A recorded stage computes what the stage as written computes; a stand-in for CUDA graphs does the work anew."""
+"""A captured stage computes what the stage as written computes; a stand-in for CUDA graphs repeats the work."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from workloads.strategies.shared.pipeline_stage import Stage  # noqa: E402 (need
 CHUNKS, SAMPLES = 3, 4
 
 
-def _again(work: Callable[[], Any], _pool: list[Any]) -> tuple[Any, Callable[[], None]]:
-    """As a graph: the tensors of the first time are filled anew by each replay, which sees static tensors only."""
-    answer = work()
-    kept = None if answer is None else answer.detach()
+def _repeat(work: Callable[[], Any], _pool: list[Any]) -> tuple[Any, Callable[[], None]]:
+    """Capture as a graph does: each replay reads static tensors only, and overwrites the tensors of the first run."""
+    output = work()
+    static = None if output is None else output.detach()
 
     def replay() -> None:
         new = work()
-        if kept is not None:
-            kept.copy_(new.detach())
+        if static is not None:
+            static.copy_(new.detach())
 
-    return kept, replay
+    return static, replay
 
 
 def _task() -> Any:
@@ -41,7 +41,7 @@ def _parts() -> list[Any]:
 
 
 def _run(stages: list[Any], chunks: list[Any], order: str) -> list[Any]:
-    """Two stages in one process: all forward passes first, or each backward pass as soon as two are under way."""
+    """Run two stages in one process: all forward passes first, or a backward pass as soon as two micro-batches wait."""
     losses, waiting = [], []
     for x in chunks:
         wire = stages[0](x)
@@ -62,28 +62,28 @@ def _back(loss: Any, held: Any, wire: Any) -> None:
 
 
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
-def test_recorded_stages_compute_what_stages_compute(order: str) -> None:
+def test_captured_stages_equal_stages_as_written(order: str) -> None:
     """Losses and gradients of three steps, with another input and other parameters in each; evaluation in between."""
     plain = [Stage(_task(), part) for part in _parts()]
-    recorded = copy.deepcopy(plain)
+    captured = copy.deepcopy(plain)
     wires = [torch.zeros(SAMPLES, 3, dtype=torch.float64), torch.zeros(SAMPLES, 5, dtype=torch.float64)]
     wires[1].requires_grad_()
-    for stage, wire in zip(recorded, wires, strict=True):
+    for stage, wire in zip(captured, wires, strict=True):
         stage.train()
-        stage.record(wire, CHUNKS, _again)
-    places = [p.grad.data_ptr() for stage in recorded for p in stage.parameters()]
+        stage.capture(wire, CHUNKS, _repeat)
+    addresses = [p.grad.data_ptr() for stage in captured for p in stage.parameters()]
     for stage in plain:
         stage.train()
     for step in range(3):
         torch.manual_seed(10 + step)
         chunks = list(torch.randn(CHUNKS, SAMPLES, 3, dtype=torch.float64))
-        for stages in (plain, recorded):
+        for stages in (plain, captured):
             for stage in stages:
                 stage.zero_grad(set_to_none=stages is plain)
-        assert _run(plain, chunks, order) == _run(recorded, chunks, order)
+        assert _run(plain, chunks, order) == _run(captured, chunks, order)
         pairs = [
             (one, other)
-            for stages in zip(plain, recorded, strict=True)
+            for stages in zip(plain, captured, strict=True)
             for one, other in zip(*(stage.parameters() for stage in stages), strict=True)
         ]
         with torch.no_grad():
@@ -91,9 +91,9 @@ def test_recorded_stages_compute_what_stages_compute(order: str) -> None:
                 assert torch.equal(one.grad, other.grad) and one.grad.abs().max() > 0
                 one -= 0.1 * one.grad
                 other -= 0.1 * other.grad
-        for stage in recorded:
+        for stage in captured:
             stage.eval()
-        assert torch.equal(recorded[0](chunks[0]), plain[0](chunks[0]))
-        for stage in recorded:
+        assert torch.equal(captured[0](chunks[0]), plain[0](chunks[0]))
+        for stage in captured:
             stage.train()
-    assert [p.grad.data_ptr() for stage in recorded for p in stage.parameters()] == places
+    assert [p.grad.data_ptr() for stage in captured for p in stage.parameters()] == addresses

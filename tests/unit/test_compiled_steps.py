@@ -1,4 +1,4 @@
-"""How a training step is compiled and recorded: what the compiler's code computes, and what must be left as it was."""
+"""Compiled and captured steps: what compiled code computes, and what preparing must leave unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from workloads.loaders.protocol import Batch  # noqa: E402 (needs torch)
-from workloads.strategies.shared import compiled_steps as compiled  # noqa: E402
+from workloads.strategies.shared import compiled_steps  # noqa: E402
 
 
 def _batch(samples: int = 6) -> Batch:
@@ -22,7 +22,7 @@ def _batch(samples: int = 6) -> Batch:
 
 
 class _Training:
-    """A small model with batch norm and momenta, trained by :class:`compiled.Steps`."""
+    """A small model with batch norm and momenta, trained by :class:`compiled_steps.StepRunner`."""
 
     def __init__(self, how: str, optimizer: str = "adam") -> None:
         torch.manual_seed(0)
@@ -33,8 +33,8 @@ class _Training:
         self.optimizer: Any = make(self.module.parameters(), lr=0.1, fused=True, **more)
         self.models: list[Any] = []
         task: Any = SimpleNamespace(config=SimpleNamespace(compile=how), device=torch.device("cpu"))
-        learned = [*self.module.parameters(), *self.module.buffers()]
-        self.steps = compiled.Steps(task, self._step, self.module, self.optimizer, learned)
+        self.tensors = [*self.module.parameters(), *self.module.buffers()]
+        self.runner = compiled_steps.StepRunner(task, self._step, self.module, self.optimizer, self.tensors)
 
     def _step(self, model: Any, batch: Batch) -> Any:
         self.models.append(model)
@@ -44,7 +44,7 @@ class _Training:
         self.optimizer.step()
         return loss.detach()
 
-    def everything(self) -> list[Any]:
+    def whole_state(self) -> list[Any]:
         states = [v for state in self.optimizer.state.values() for v in state.values()]
         return [*self.module.state_dict().values(), *states]
 
@@ -58,61 +58,62 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.filterwarnings("default")
-def test_compiled_code_learns_what_the_model_learns() -> None:
-    """With a real compiler, in float64; whole batches go through it, an odd one between them does not."""
+def test_compiled_code_equals_the_model_as_written() -> None:
+    """With a real compiler, in float64; whole batches run compiled code, an odd one between them does not."""
     plain, fast = _Training("off", "sgd"), _Training("default", "sgd")
     torch.manual_seed(1)
     batches = [_batch(), _batch(), _batch(5), _batch()]
-    fast.steps.prepare(batches[0])
+    fast.runner.prepare(batches[0])
     assert len(fast.models) == 1
-    losses = [[float(training.steps(batch)) for batch in batches] for training in (plain, fast)]
+    losses = [[float(training.runner(batch)) for batch in batches] for training in (plain, fast)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-12)
     assert losses[0][-1] < losses[0][0]
-    through_code = [model is not fast.module for model in fast.models[1:]]
-    assert through_code == [True, True, False, True]
-    for one, other in zip(plain.everything(), fast.everything(), strict=True):
+    ran_compiled = [model is not fast.module for model in fast.models[1:]]
+    assert ran_compiled == [True, True, False, True]
+    for one, other in zip(plain.whole_state(), fast.whole_state(), strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("steps_before", [0, 2])
-def test_preparing_leaves_everything_as_it_was(optimizer: str, steps_before: int) -> None:
-    """In place, because a recorded step looks for it there; also what was loaded, and momenta not there before."""
+def test_preparing_restores_parameters_and_state(optimizer: str, steps_before: int) -> None:
+    """In place, because a captured step addresses the memory; also momenta, loaded ones and those created meanwhile."""
     training, twin = _Training("off", optimizer), _Training("off", optimizer)
     torch.manual_seed(1)
     batches = [_batch() for _ in range(6)]
     for batch in batches[:steps_before]:
-        training.steps(batch)
-        twin.steps(batch)
-    tensors = [*training.module.parameters(), *training.module.buffers()]
+        training.runner(batch)
+        twin.runner(batch)
+    tensors = training.tensors
     before = [tensor.detach().clone() for tensor in tensors]
-    places = [tensor.data_ptr() for tensor in tensors]
-    with compiled.unchanged(tensors, training.optimizer):
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    with compiled_steps.preserved(tensors, training.optimizer):
         for batch in batches[2:4]:
-            training.steps(batch)
+            training.runner(batch)
         assert not torch.equal(before[0], tensors[0])
     assert all(map(torch.equal, before, tensors))
-    assert [tensor.data_ptr() for tensor in tensors] == places
+    assert [tensor.data_ptr() for tensor in tensors] == addresses
     for batch in batches[4:]:
-        assert torch.equal(training.steps(batch), twin.steps(batch))
-    assert all(map(torch.equal, training.everything(), twin.everything()))
+        assert torch.equal(training.runner(batch), twin.runner(batch))
+    assert all(map(torch.equal, training.whole_state(), twin.whole_state()))
 
 
-def test_the_update_reads_its_rate_from_a_tensor_while_it_is_recorded() -> None:
+def test_a_captured_update_reads_its_learning_rate_from_a_tensor() -> None:
     training = _Training("off")
     rate = torch.zeros(())
     (group,) = training.optimizer.param_groups
-    with compiled._rate_on_device(training.optimizer, rate, recording=True):
+    with compiled_steps._learning_rate_on_device(training.optimizer, rate, capturing=True):
         assert group["lr"] is rate and rate.item() == pytest.approx(0.1) and group["capturable"]
     assert (group["lr"], group["capturable"]) == (0.1, False)
 
 
-def test_without_a_compiler_it_says_what_is_needed() -> None:
+def test_without_a_compiler_the_error_names_what_is_needed() -> None:
     """In a process of its own: torch remembers which compiler it found."""
     code = (
-        "import torch\nfrom workloads.strategies.shared import compiled_steps as compiled\n"
+        "import torch\nfrom workloads.strategies.shared import compiled_steps\n"
         "from workloads.errors import InputError\n"
-        "try:\n    with compiled.explained():\n        compiled.compiled(torch.nn.Tanh())(torch.ones(3, 2)).sum()\n"
+        "try:\n    with compiled_steps.compiler_errors_explained():\n"
+        "        compiled_steps.compile_for_one_shape(torch.nn.Tanh())(torch.ones(3, 2)).sum()\n"
         "except InputError as error:\n    print(error)"
     )
     env = {"CXX": "/nowhere/c++", "PATH": "/nowhere", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}

@@ -1,4 +1,4 @@
-"""How a model's layers are shared out to devices."""
+"""Consecutive parts of about equal cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from workloads.strategies.shared.partition import runs, share_out
+from workloads.strategies.shared.partition import equal_parts, sums_of_runs
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,11 @@ from workloads.strategies.shared.partition import runs, share_out
         ([5], 1, (1,)),
     ],
 )
-def test_shares_are_fair(costs: list[float], parts: int, sizes: tuple[int, ...]) -> None:
-    assert share_out(costs, parts) == sizes
+def test_parts_have_about_equal_costs(costs: list[float], parts: int, sizes: tuple[int, ...]) -> None:
+    assert equal_parts(costs, parts) == sizes
 
 
-def test_no_other_cut_is_fairer() -> None:
+def test_no_cut_has_a_cheaper_dearest_part() -> None:
     """Against all cuts of random costs, none of them with an empty part."""
     chance = random.Random(0)
     for count, parts in itertools.product((4, 7), (2, 3, 4)):
@@ -33,6 +33,6 @@ def test_no_other_cut_is_fairer() -> None:
             tuple(b - a for a, b in itertools.pairwise((0, *inner, count)))
             for inner in itertools.combinations(range(1, count), parts - 1)
         ]
-        sizes = share_out(costs, parts)
+        sizes = equal_parts(costs, parts)
         assert min(sizes) > 0 and len(sizes) == parts
-        assert max(runs(costs, sizes)) == pytest.approx(min(max(runs(costs, cut)) for cut in cuts))
+        assert max(sums_of_runs(costs, sizes)) == pytest.approx(min(max(sums_of_runs(costs, cut)) for cut in cuts))
