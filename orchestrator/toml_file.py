@@ -7,10 +7,11 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from orchestrator.errors import Mistake
+from orchestrator.units import QuantityError
 from workloads.contract import INT64
 
 KeyPath = tuple[str | int, ...]
@@ -148,6 +149,18 @@ def invalid(what: str, hint: str = "") -> PydanticCustomError:
 def invalid_values(mistakes: Sequence[tuple[KeyPath, str, str]]) -> PydanticCustomError:
     """Make the error that a validator raises for several values, each (place below its own, what, hint)."""
     return PydanticCustomError("mistakes", "{count} mistakes", {"count": len(mistakes), "mistakes": list(mistakes)})
+
+
+def quantity(parse: Callable[[object], int]) -> PlainValidator:
+    """Make the validator of a time or an amount of memory from its parser in ``orchestrator.units``."""
+
+    def check(value: object) -> int:
+        try:
+            return parse(value)
+        except QuantityError as error:
+            raise invalid(error.what, error.hint) from error
+
+    return PlainValidator(check)
 
 
 def mistakes(error: ValidationError, document: Any, where: str, unknown: Callable[[KeyPath], str]) -> list[Mistake]:

@@ -1,4 +1,4 @@
-"""``cluster.toml`` -> ClusterProfile, and which target an invocation has. Imported by the login side only."""
+"""``cluster.toml`` -> ClusterProfile, and the target of an invocation. Imported by the login side only."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import contextlib
 import re
 import shutil
 import socket
-from collections.abc import Callable
-from importlib import resources as package_files
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from orchestrator.cluster.profile import ClusterProfile, ClusterQueue, CpuNodes,
 from orchestrator.cluster.value_types import expand
 from orchestrator.errors import ClusterError, InputError, Mistake
 from orchestrator.plugins import nearest
+from orchestrator.shipped_files import toml_files
 from orchestrator.toml_file import KeyPath, TomlError, decode, explain, locate, parse, show
 
 __all__ = ["ClusterProfile", "choose", "load", "parse_file", "shipped"]
@@ -25,17 +25,17 @@ DEFAULT_FILE = "cluster.toml"
 
 
 def parse_file(text: str, where: str) -> dict[str, ClusterProfile]:
-    """Every profile of a cluster file, by name.
+    """Read every profile of a cluster file, by name.
 
     Raises:
-        ClusterError: the mistakes of the file, all of them.
+        ClusterError: the file has errors; it holds all of them.
     """
     try:
         document = parse(text)
     except TomlError as error:
         raise ClusterError([Mistake(f"{where}: {error.where}", error.what, error.hint)]) from error
     found = [
-        Mistake(f"{where}: {key}", f"unknown key {show(key)}", nearest(key, ["cluster"]) or "tables are [cluster.NAME]")
+        Mistake(f"{where}: {key}", f"unknown key {show(key)}", nearest(key, ["cluster"]) or "write [cluster.NAME]")
         for key in document
         if key != "cluster"
     ]
@@ -46,11 +46,13 @@ def parse_file(text: str, where: str) -> dict[str, ClusterProfile]:
     for name, table in tables.items():
         place = f"{where}: cluster.{name}"
         if name == "local" or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-            found.append(Mistake(place, f"{show(name)} cannot name a cluster", 'letters, digits, _ and -; not "local"'))
+            found.append(
+                Mistake(place, f"{show(name)} cannot name a cluster", 'use A-Z, a-z, 0-9, _ and -; not "local"')
+            )
         elif not isinstance(table, dict):
             found.append(Mistake(place, f"{show(table)} is not a table", f"write [cluster.{name}]"))
         elif "name" in table:
-            found.append(Mistake(f"{place}.name", 'unknown key "name"', f"the name is {name}, of the table"))
+            found.append(Mistake(f"{place}.name", 'unknown key "name"', f"the table names the cluster: {name}"))
         else:
             try:
                 profiles[name] = _profile(name, table)
@@ -68,13 +70,13 @@ def parse_file(text: str, where: str) -> dict[str, ClusterProfile]:
 def _profile(name: str, table: dict[str, Any]) -> ClusterProfile:
     places: dict[str, str] = {}
     if isinstance(table.get("scratch"), str):
-        with contextlib.suppress(ValueError):  # reported at its own key
+        with contextlib.suppress(ValueError):  # validation of the key scratch reports it
             places["scratch"] = expand(table["scratch"], {})
     return ClusterProfile.model_validate({**table, "name": name}, context=places)
 
 
 def _unknown_key(place: KeyPath) -> str:
-    """What the writer of an unknown key may have meant."""
+    """Suggest what the writer of an unknown key meant."""
     table: type[BaseModel] = ClusterProfile
     if "queue" in place:
         table = ClusterQueue
@@ -88,22 +90,30 @@ def _unknown_key(place: KeyPath) -> str:
 
 
 def shipped() -> dict[str, str]:
-    """Text of each profile that comes with this package, by its name."""
-    folder = package_files.files("templates") / "clusters"
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
-    return {f.name.removesuffix(".toml"): f.read_text(encoding="utf-8") for f in files}
+    """Text of each shipped profile, by its name."""
+    return toml_files("clusters")
+
+
+def shipped_for(hosts: Iterable[str]) -> str:
+    """Name of the shipped profile whose host pattern matches one of a machine's names; empty where none does."""
+    for name, text in shipped().items():
+        # Profiles of other sites are not validated: they may name files and variables that exist there only.
+        pattern = parse(text)["cluster"][name].get("hostname_pattern", "")
+        if pattern and any(re.search(pattern, host) for host in hosts):
+            return name
+    return ""
 
 
 def load(path_or_name: str | Path, *, hostname: str | None = None) -> ClusterProfile:
-    """The profile of a cluster file, of ``FILE:NAME`` where the file holds several, or of a shipped name.
+    """Read the profile that ``--cluster`` names: ``FILE``, ``FILE:NAME`` where it holds several, or a shipped name.
 
     Args:
-        path_or_name: what stands after ``--cluster``.
-        hostname: chooses among several profiles of a file; None is this machine's.
+        path_or_name: value of ``--cluster``.
+        hostname: chooses among several profiles of a file; None: this machine's.
 
     Raises:
-        ClusterError: the file has mistakes.
-        InputError: there is no such file and no such profile, or several and none is meant.
+        ClusterError: the file has errors.
+        InputError: there is no such file and no such profile, or a file holds several and none is named.
     """
     given = str(path_or_name)
     path, colon, name = given.rpartition(":")
@@ -116,7 +126,7 @@ def load(path_or_name: str | Path, *, hostname: str | None = None) -> ClusterPro
     else:
         names = list(shipped())
         raise InputError(
-            "no such cluster file, and no shipped profile of that name",
+            "no such cluster file and no such shipped profile",
             where=given,
             hint=nearest(given, names) or f"shipped profiles: {', '.join(names)}",
         )
@@ -143,7 +153,7 @@ def _read(file: Path) -> dict[str, ClusterProfile]:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=str(file)) from error
+        raise InputError(f"cannot read the cluster file: {error.strerror}", where=str(file)) from error
     try:
         return parse_file(decode(content), str(file))
     except TomlError as error:
@@ -159,14 +169,14 @@ def choose(
     which: Callable[[str], str | None] = shutil.which,
     fqdn: Callable[[str], str] = socket.getfqdn,
 ) -> ClusterProfile | None:
-    """Where runs go: None is this machine.
+    """Choose the target of runs; None is this machine.
 
     In this order: ``--local``; what ``--cluster`` names; ``cluster.toml`` in the working directory; a shipped profile
-    whose hostname pattern matches; this machine, unless it is a login node of a cluster nobody described.
+    whose hostname pattern matches; this machine, unless it is a login node of a cluster without a profile.
 
     Raises:
-        ClusterError: the file has mistakes.
-        InputError: nothing is named and ``sbatch`` is here: most sites forbid training on a login node.
+        ClusterError: the file has errors.
+        InputError: nothing is named and ``sbatch`` exists here: most sites forbid training on a login node.
     """
     if local:
         return None
@@ -175,18 +185,14 @@ def choose(
     if (cwd / DEFAULT_FILE).is_file():
         return load(cwd / DEFAULT_FILE, hostname=hostname)
     on_slurm = which("sbatch") is not None
-    # The full name may cost a look-up, which is made only where it can matter.
-    names = {hostname} | ({fqdn(hostname)} if on_slurm else set())
-    for name, text in shipped().items():
-        # Only the profile that fits is read in full: it may name things that exist on its own machines only.
-        pattern = parse(text)["cluster"][name].get("hostname_pattern", "")
-        if pattern and any(re.search(pattern, host) for host in names):
-            return parse_file(text, f"shipped profile {name}")[name]
+    # getfqdn may wait for a name server, so only machines with Slurm call it.
+    if name := shipped_for({hostname} | ({fqdn(hostname)} if on_slurm else set())):
+        return parse_file(shipped()[name], f"shipped profile {name}")[name]
     if on_slurm:
         raise InputError(
-            "this machine submits to a Slurm cluster that no profile describes",
+            "this machine submits to a Slurm cluster that has no profile",
             where=hostname,
-            why="training on a login node is forbidden at most sites, so it is never the default",
-            hint="orchestrate init --cluster describes it, --cluster FILE names a file, --local takes this machine",
+            why="most sites forbid training on a login node, so it is never the default",
+            hint="run orchestrate init --cluster, or name a file with --cluster FILE, or use this machine with --local",
         )
     return None

@@ -1,14 +1,15 @@
-"""Facts of a site -> a commented cluster file: which tables and queues it has, and the text. Pure."""
+"""Facts of a site -> a commented cluster file: which tables and queues it has. Its text is a template."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.cluster.site_facts import Association, NodeGroup, Partition, Qos, SiteFacts
+from orchestrator.shipped_files import jinja_environment
 from orchestrator.units import format_time_limit
 
 _MODEL = re.compile(
@@ -18,15 +19,13 @@ _MODEL = re.compile(
 )
 _SLICE = re.compile(r"\d+g\.\d+gb|\.\d+gb$|(?:^|_)mig(?:_|$)", re.IGNORECASE)
 _KIND = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
-
-_KIND = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
-_SPARED_MEMORY = 0.95
-"""Part of a node's memory that is shared out: the rest is what jobs of other people take."""
+_SHARED_MEMORY = 0.95
+"""Part of a node's memory that the GPUs' shares add up to; the rest is for the jobs of others."""
 _GIB_MB = 1024
 _SMALL_SHARE_MB = 8 * _GIB_MB
-"""Shares below this are said in MiB."""
+"""Shares below this are written in MiB."""
 _RANK_MEMORY_MB = 4 * _GIB_MB
-"""Of a process without a GPU."""
+"""Largest share of a rank without a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +40,16 @@ class QueueLine:
     max_cpus: int = 0
     preemptable: bool = False
 
+    def items(self) -> list[str]:
+        """``key = value`` of all that is not a default."""
+        limit = format_time_limit(self.max_time_s) if self.max_time_s else ""
+        values = {"partition": self.partition, "qos": self.qos, "max_time": limit, "max_nodes": self.max_nodes}
+        values |= {"max_gpus": self.max_gpus, "max_cpus": self.max_cpus, "preemptable": self.preemptable}
+        return [f"{key} = {_toml(value)}" for key, value in values.items() if value or key == "partition"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class NodeTable:
     """One ``gpu`` table, or the ``cpu`` one."""
 
     kind: str
@@ -59,18 +65,19 @@ class Table:
     mig: bool = False
     exclusive: bool = False
     arch: str = "x86_64"
+    vendor: str = "nvidia"
     uneven: bool = False
     """Whether its nodes differ in GPUs, cores or memory."""
     queues: tuple[QueueLine, ...] = ()
 
 
 def account(site: SiteFacts) -> str:
-    """The account that jobs are charged to unless somebody says otherwise; empty where there is none."""
+    """The account that Slurm charges by default; empty where there is none."""
     names = [a.account for a in site.accounts]
     return site.default_account if site.default_account in names or not names else names[0]
 
 
-def tables(site: SiteFacts) -> list[Table]:
+def tables(site: SiteFacts) -> list[NodeTable]:
     """The tables of a cluster file: most common type of GPU first, ``cpu`` last."""
     usable = [group for group in site.groups if _usable(site, group)]
     by_kind: dict[tuple[str, str, str], list[NodeGroup]] = {}
@@ -95,7 +102,7 @@ def _usable(site: SiteFacts, group: NodeGroup) -> bool:
 
 
 def _name(kind: str, features: Sequence[str]) -> tuple[str, str, str]:
-    """Name in the file, type and constraint of GPUs: a node's features tell what GPUs without a type are."""
+    """Name in the file, type and constraint of GPUs; a node's features name GPUs that have no type."""
     if kind:
         name = _KIND.sub("-", kind.lower().removeprefix("nvidia_").removeprefix("tesla_")).strip("-.")
         return (name if re.match(r"[a-z]", name) and name not in {"cpu", "gpu"} else f"gpu-{name}", kind, "")
@@ -105,16 +112,16 @@ def _name(kind: str, features: Sequence[str]) -> tuple[str, str, str]:
     return "any", "", ""
 
 
-def _gpu_table(site: SiteFacts, kind: str, type_: str, constraint: str, groups: Sequence[NodeGroup]) -> Table:
+def _gpu_table(site: SiteFacts, kind: str, type_: str, constraint: str, groups: Sequence[NodeGroup]) -> NodeTable:
     def number(group: NodeGroup) -> int:
         return dict(group.gres)[type_]
 
     most = max(groups, key=lambda g: (g.count, number(g)))
     largest = max(map(number, groups))
-    shares = [(g.cores // number(g), int(g.memory_mb * _SPARED_MEMORY) // number(g)) for g in groups]
+    shares = [(g.cores // number(g), int(g.memory_mb * _SHARED_MEMORY) // number(g)) for g in groups]
     names = dict.fromkeys(g.partition for g in groups)
     partitions = [site.partitions[n] for n in names if n in site.partitions]
-    return Table(
+    return NodeTable(
         kind=kind,
         type=type_,
         constraint=constraint,
@@ -127,24 +134,25 @@ def _gpu_table(site: SiteFacts, kind: str, type_: str, constraint: str, groups: 
         mig=bool(_SLICE.search(type_)),
         exclusive=bool(partitions) and all(p.exclusive for p in partitions),
         arch=site.arch.get(type_, "x86_64"),
+        vendor="amd" if re.match(r"mi\d", kind) else "nvidia",
         uneven=len({(number(g), g.cores, g.memory_mb) for g in groups}) > 1,
         queues=_queues(site, list(names), groups),
     )
 
 
-def _cpu_table(site: SiteFacts, groups: Sequence[NodeGroup]) -> Table:
+def _cpu_table(site: SiteFacts, groups: Sequence[NodeGroup]) -> NodeTable:
     names = list(dict.fromkeys(g.partition for g in groups))
-    return Table(
+    return NodeTable(
         kind="cpu",
         cores=max(g.cores for g in groups),
         memory_mb=max(g.memory_mb for g in groups),
-        memory_mb_per_gpu=min(int(g.memory_mb * _SPARED_MEMORY) // g.cores for g in groups),
+        memory_mb_per_gpu=min(int(g.memory_mb * _SHARED_MEMORY) // g.cores for g in groups),
         queues=_queues(site, names, groups),
     )
 
 
-def _distinct(made: Sequence[Table]) -> list[Table]:
-    """Two types whose names in the file would be the same keep their whole names."""
+def _distinct(made: Sequence[NodeTable]) -> list[NodeTable]:
+    """Number the types whose names in the file would be the same."""
     seen: set[str] = set()
     kept = []
     for table in made:
@@ -157,38 +165,38 @@ def _distinct(made: Sequence[Table]) -> list[Table]:
 
 
 def _queues(site: SiteFacts, names: Sequence[str], groups: Sequence[NodeGroup]) -> tuple[QueueLine, ...]:
-    """The pairs of partition and QOS that are open to this user: with the usual QOS, then others, then preemptable."""
+    """The queues that are open to this user: with the default QOS, then others, then preemptable ones."""
     limits = {g.partition: g.max_time_s for g in groups}
     mine = account(site)
     found: list[tuple[tuple[bool, bool, bool, float], QueueLine]] = []
     for name in names:
         partition = site.partitions.get(name) or Partition(name=name, max_time_s=limits.get(name, 0))
-        places = [a for a in site.accounts if a.account == mine and a.partition in {"", name}]
-        place = next((a for a in places if a.partition == name), places[0] if places else None)
-        for qos in _open_qos(partition, place):
+        possible = [a for a in site.accounts if a.account == mine and a.partition in {"", name}]
+        association = max(possible, key=lambda a: a.partition == name, default=None)
+        for qos in _open_qos(partition, association):
             of_qos = site.qos.get(qos, Qos(name=qos))
             of_all = site.qos.get(partition.qos, Qos(name=""))
             caps = [partition.max_time_s, limits.get(name, 0), of_qos.max_time_s, of_all.max_time_s]
             line = QueueLine(
                 partition=name,
                 qos=qos,
-                max_time_s=_least([*caps, place.max_time_s if place else 0]),
+                max_time_s=_least([*caps, association.max_time_s if association else 0]),
                 max_nodes=_least([partition.max_nodes, of_qos.max_nodes, of_all.max_nodes]),
                 max_gpus=_least([of_qos.max_gpus, of_all.max_gpus]),
                 max_cpus=_least([of_qos.max_cpus, of_all.max_cpus]),
                 preemptable=_preemptable(site, partition, qos),
             )
-            usual = not qos or place is None or qos == (place.default_qos or _first(place.qos))
+            usual = not qos or association is None or qos == association.usual_qos
             order = (line.preemptable, not usual, not partition.default, line.max_time_s or math.inf)
             found.append((order, line))
     return tuple(line for _, line in sorted(found, key=lambda pair: pair[0]))
 
 
-def _open_qos(partition: Partition, place: Association | None) -> list[str]:
-    """The QOS with which an account may use a partition; an empty one where nothing is known of any."""
-    if place is None or not place.qos:
+def _open_qos(partition: Partition, association: Association | None) -> list[str]:
+    """The QOS that an account may use in a partition; one empty name where Slurm reports none."""
+    if association is None or not association.qos:
         return [""]
-    allowed = [q for q in place.qos if not partition.allow_qos or q in partition.allow_qos]
+    allowed = [q for q in association.qos if not partition.allow_qos or q in partition.allow_qos]
     return [q for q in allowed if q not in partition.deny_qos]
 
 
@@ -203,7 +211,7 @@ def _preemptable(site: SiteFacts, partition: Partition, qos: str) -> bool:
 
 
 def requeue(site: SiteFacts) -> str:
-    """The key of the same name: what becomes of a job that is preempted."""
+    """Value of the key ``requeue``: what Slurm does with a preempted job."""
     modes = {p.preempt or site.preempt_mode for p in site.partitions.values()} | {site.preempt_mode}
     if site.preempt_type in {"", "none"} or modes <= {"OFF"}:
         return "never"
@@ -211,9 +219,9 @@ def requeue(site: SiteFacts) -> str:
 
 
 def max_submit(site: SiteFacts) -> int:
-    """Jobs the user may have queued; 0 where nobody says."""
+    """Jobs that the user may have queued; 0: not known."""
     mine = [a for a in site.accounts if a.account == account(site)]
-    usual = [site.qos[q].max_submit for a in mine for q in [a.default_qos or _first(a.qos)] if q in site.qos]
+    usual = [site.qos[a.usual_qos].max_submit for a in mine if a.usual_qos in site.qos]
     return _least([*(a.max_submit for a in mine), *usual])
 
 
@@ -221,30 +229,18 @@ def _least(limits: Iterable[int]) -> int:
     return min((limit for limit in limits if limit), default=0)
 
 
-def _first(names: Sequence[str]) -> str:
-    return names[0] if names else ""
-
-
-# --- the text ---
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """Where and by whom a file is written."""
+    """The login node and the user that a file is written for."""
 
     user: str
     host: str
     """Full name of the login node."""
     date: str
     slurm_bin: str = ""
-    """Where srun is, if not in a system's usual folders."""
+    """Folder of srun, if not one of a system's usual folders."""
     scratch: str = ""
     """The user's folder on a shared disk, with ``{user}`` in place of the name; empty where none was found."""
-
-
-def text(site: SiteFacts, place: Login) -> str:
-    """The cluster file."""
-    return "\n".join([*_top(site, place), *(line for table in tables(site) for line in _table(site, table)), ""])
 
 
 def target(site: SiteFacts) -> str:
@@ -253,129 +249,33 @@ def target(site: SiteFacts) -> str:
     return name if name and name != "local" else "cluster"
 
 
-def _top(site: SiteFacts, place: Login) -> Iterator[str]:
-    slurm = " ".join(["Slurm", *([site.version] if site.version else [])])
-    yield f"# Written on {place.date} by `orchestrate init --cluster`, from what {slurm} says of the cluster"
-    yield f"# {target(site)} and of the user {place.user}. What Slurm does not tell is marked with (?); the rest"
-    yield "# `orchestrate doctor` tries. cluster.example.toml explains every key, docs/slurm.md what to do next."
-    for question, why in site.unanswered.items():
-        if site.accounting or question not in {"user", "associations", "qos"}:
-            yield f"# Not answered here: {question} ({why})"
-    yield ""
-    yield f"[cluster.{target(site)}]"
-    domain = place.host.partition(".")[2]
-    if domain:
-        yield f"hostname_pattern = '{re.escape('.' + domain)}$'"
-    else:
-        yield "# (?) The name of this host has no domain to tell the cluster by."
-        yield 'hostname_pattern = ""'
-    yield ""
-    yield from _accounts(site)
-    yield ""
-    limit = max_submit(site)
-    yield "# Jobs you may have queued, array tasks counted; 0 is not known." + ("" if limit else " (?)")
-    yield f"max_submit = {limit}"
-    yield f"array_index_max = {max(1, site.max_array_size - 1)}"
-    yield "# This site keeps accounts of jobs." if site.accounting else "# This site keeps no accounts of jobs."
-    yield f"accounting = {_say('auto' if site.accounting else 'squeue')}"
-    yield "# What becomes of a job that is preempted."
-    yield f"requeue = {_say(requeue(site))}"
-    yield "# (?) Seconds between two questions to Slurm: ask your site before you lower it."
-    yield "poll_seconds = 60"
-    yield ""
-    yield "# (?) Your folder on a disk that all nodes see; data sets, results and the environment belong there."
-    yield f"scratch = {_say(place.scratch)}"
-    yield 'data = "{scratch}/data"' if place.scratch else 'data = ""'
-    yield "# (?) The interpreter of jobs, an absolute path; empty is the one that runs orchestrate."
-    yield 'python = ""'
-    if place.slurm_bin:
-        yield "# Slurm's commands are not in the usual folders here."
-        yield f"slurm_bin = {_say(place.slurm_bin)}"
-    yield "# (?) What jobs run first: modules that the site wants to be loaded."
-    yield "prologue = []"
+def text(site: SiteFacts, login: Login) -> str:
+    """The cluster file."""
+    domain = login.host.partition(".")[2]
+    template = jinja_environment("clusters")
+    template.filters |= {"text": _toml, "share": _share, "key": _key}
+    return template.get_template("discovered.toml.j2").render(
+        site=site,
+        login=login,
+        name=target(site),
+        host_pattern=f"{re.escape('.' + domain)}$" if domain else "",
+        accounts=list(dict.fromkeys(a.account for a in site.accounts)),
+        account=account(site),
+        max_submit=max_submit(site),
+        requeue=requeue(site),
+        tables=tables(site),
+        rank_memory_mb=_RANK_MEMORY_MB,
+    )
 
 
-def _accounts(site: SiteFacts) -> Iterator[str]:
-    names = list(dict.fromkeys(a.account for a in site.accounts))
-    if not site.accounting:
-        yield "# This site has no accounts."
-    elif not names:
-        yield "# (?) Slurm does not tell your accounts; many sites take no job without one."
-    elif len(names) == 1:
-        yield "# Your only account."
-    else:
-        yield f"# Your accounts: {', '.join(names)}; {account(site)} is the one that Slurm takes by itself."
-    yield f"account = {_say(account(site))}"
-
-
-def _table(site: SiteFacts, table: Table) -> Iterator[str]:
-    name = target(site)
-    yield ""
-    if table.kind == "cpu":
-        yield '# Nodes for hardware = "cpu:N".'
-        yield f"[cluster.{name}.cpu]"
-        yield f"node_cores = {table.cores}"
-        yield f'node_mem = "{table.memory_mb}M"'
-        yield f"mem_per_rank = {_share(max(1, min(table.memory_mb_per_gpu, _RANK_MEMORY_MB)))}"
-        yield from _queue_lines(table)
-        return
-    many = f"{table.nodes} node{'s' * (table.nodes > 1)}"
-    yield f"# {many} with {table.gpus} such GPU{'s' * (table.gpus > 1)} each: hardware = {_say(f'{table.kind}:1')}."
-    if table.uneven:
-        yield "# They differ; the shares of cores and memory below fit all of them, the sizes are those of the largest."
-    yield f"[cluster.{name}.gpu.{_key(table.kind)}]"
-    yield f"type = {_say(table.type)}"
-    if table.constraint:
-        yield "# The site has one name for all GPUs; this feature of the nodes tells them apart."
-        yield f"constraint = {_say(table.constraint)}"
-    yield f"node_gpus = {table.gpus}"
-    yield f"node_cores = {table.cores}"
-    yield f'node_mem = "{table.memory_mb}M"'
-    yield "# Shares of a run that names none, for each GPU."
-    yield f"cpus_per_gpu = {table.cores_per_gpu}"
-    yield f"mem_per_gpu = {_share(table.memory_mb_per_gpu)}"
-    if table.exclusive:
-        yield "# Nodes are given whole here."
-        yield "exclusive = true"
-    if table.mig:
-        yield "# A slice of a GPU: a run gets one."
-        yield "mig = true"
-    if table.arch != "x86_64":
-        yield "# Another processor: these nodes need an environment of their own."
-        yield f"arch = {_say(table.arch)}"
-    if re.match(r"mi\d", table.kind):
-        yield 'vendor = "amd"'
-    yield "# (?) What a job must find, or it ends within seconds: a part of the GPU's name, its memory in GB."
-    yield f"# expect_name = {_say(table.kind.partition('.')[0].upper())}"
-    yield "# expect_mem_gb = 0"
-    yield from _queue_lines(table)
-
-
-def _queue_lines(table: Table) -> Iterator[str]:
-    if not table.queues:
-        yield "# (?) No partition with such nodes is open to you."
-        return
-    yield '# A run takes the first that it fits into; queue_choice = "earliest" asks where it would start first.'
-    yield "queue = ["
-    for queue in table.queues:
-        said = [f"partition = {_say(queue.partition)}"]
-        said += [f"qos = {_say(queue.qos)}"] if queue.qos else []
-        said += [f"max_time = {_say(format_time_limit(queue.max_time_s))}"] if queue.max_time_s else []
-        limits = {"max_nodes": queue.max_nodes, "max_gpus": queue.max_gpus, "max_cpus": queue.max_cpus}
-        said += [f"{key} = {limit}" for key, limit in limits.items() if limit]
-        said += ["preemptable = true"] if queue.preemptable else []
-        yield f"  {{ {', '.join(said)} }},"
-    yield "]"
-
-
-def _say(value: str) -> str:
+def _toml(value: str | int) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
 def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _say(name)
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
 
 
 def _share(mb: int) -> str:
-    """Rounded down to what a person would write."""
-    return _say(f"{mb // _GIB_MB}G" if mb >= _SMALL_SHARE_MB else f"{mb - mb % 100 or mb}M")
+    """Round down to what a person would write."""
+    return _toml(f"{mb // _GIB_MB}G" if mb >= _SMALL_SHARE_MB else f"{mb - mb % 100 or mb}M")

@@ -1,11 +1,10 @@
-"""``init --cluster``: the cluster file for this login node, shipped where we know the site, else asked of Slurm."""
+"""``init --cluster``: the cluster file for this login node, a shipped profile or made from what Slurm reports."""
 
 from __future__ import annotations
 
 import getpass
 import json
 import os
-import re
 import shlex
 import shutil
 import socket
@@ -21,35 +20,35 @@ from orchestrator.errors import InputError, OperationError
 from orchestrator.plugins import nearest
 
 Run = Callable[..., tuple[bool, str]]
-"""Runs a command; whether it succeeded, and what it printed."""
+"""Runs a command; returns whether it succeeded, and what it printed."""
 
 _SCRATCH_VARIABLES = ("SCRATCH", "SCRATCHDIR", "WORK")
 
 
 @dataclass(frozen=True, slots=True)
-class Composed:
+class NewClusterFile:
     """A cluster file that is not written yet."""
 
     text: str
     name: str
     """Of the cluster."""
     origin: str
-    """Where its facts come from, for people."""
+    """Source of its facts, for people."""
     notes: tuple[str, ...] = ()
-    """What is left to do in it."""
+    """What the user still has to set."""
 
 
-def compose(profile: str | None, run: Run, *, hosts: tuple[str, ...] | None = None) -> Composed:
-    """The cluster file for here.
+def compose(profile: str | None, run: Run, *, hosts: tuple[str, ...] | None = None) -> NewClusterFile:
+    """Make the cluster file for this login node.
 
     Args:
-        profile: a shipped profile; None takes the one whose host pattern matches, else asks Slurm.
+        profile: a shipped profile; None: the one whose host pattern matches, else what Slurm reports.
         run: runs a client command.
-        hosts: names of this machine, the full one last; None looks.
+        hosts: names of this machine, the full one last; None looks them up.
 
     Raises:
         InputError: no such profile, or no Slurm here.
-        OperationError: Slurm does not answer, or shows no nodes.
+        OperationError: Slurm does not answer, or reports no nodes.
     """
     hosts = hosts or (socket.gethostname(), socket.getfqdn())
     user = _user()
@@ -59,33 +58,33 @@ def compose(profile: str | None, run: Run, *, hosts: tuple[str, ...] | None = No
             hint = nearest(profile, shipped) or f"there are: {', '.join(shipped)}"
             raise InputError(f"there is no shipped profile {json.dumps(profile)}", hint=hint)
         return _from_shipped(profile, shipped[profile], run, user, f"the shipped profile {profile}")
-    for name, content in shipped.items():
-        pattern = tomllib.loads(content)["cluster"][name].get("hostname_pattern", "")
-        if pattern and any(re.search(pattern, host) for host in hosts):
-            return _from_shipped(name, content, run, user, f"the shipped profile {name}, whose hosts match {hosts[-1]}")
+    if name := cluster_file.shipped_for(hosts):
+        return _from_shipped(
+            name, shipped[name], run, user, f"the shipped profile {name}, whose hosts match {hosts[-1]}"
+        )
     return _from_slurm(run, user, hosts[-1])
 
 
-def _from_slurm(run: Run, user: str, host: str) -> Composed:
+def _from_slurm(run: Run, user: str, host: str) -> NewClusterFile:
     answers, unanswered = site_facts.query(run, user)
     if "sinfo" not in answers:
         why = unanswered["sinfo"]
         if "no sinfo on PATH" in why:
             known = ", ".join(cluster_file.shipped())
             raise InputError(
-                "there is no Slurm here to ask",
+                "there is no Slurm on this machine",
                 where=host,
                 why=why,
-                hint=f"run this on a login node, or take a shipped profile with --profile: {known}",
+                hint=f"run this on a login node, or name a shipped profile with --profile: {known}",
             )
         raise OperationError(
-            "Slurm does not say what the cluster has",
+            "Slurm does not report the cluster's nodes",
             where=f"{host}: {shlex.join(site_facts.COMMANDS['sinfo'])}",
             why=why,
-            hint="try again, or take a shipped profile with --profile NAME (init --cluster --list has them)",
+            hint="try again, or name a shipped profile with --profile (init --cluster --list shows them)",
         )
     site = site_facts.parse(answers, unanswered)
-    place = cluster_file_writer.Login(
+    login = cluster_file_writer.Login(
         user=user,
         host=host,
         date=datetime.now(UTC).date().isoformat(),
@@ -94,24 +93,24 @@ def _from_slurm(run: Run, user: str, host: str) -> Composed:
     )
     if not cluster_file_writer.tables(site):
         raise OperationError(
-            "Slurm shows no nodes that this user could ask for",
+            "Slurm reports no nodes that this user may use",
             where=host,
             why=f"{len(site.groups)} groups of nodes, none in a partition that is up and open to {user}",
-            hint="ask your site for an account, or take a shipped profile with --profile",
+            hint="ask your site for an account, or name a shipped profile with --profile",
         )
-    text = cluster_file_writer.text(site, place)
+    text = cluster_file_writer.text(site, login)
     name = cluster_file_writer.target(site)
     made = cluster_file.parse_file(text, "the file that was made from Slurm's answers")[name]
     notes = [f"{fault.what}{f' ({fault.hint})' if fault.hint else ''}" for fault in sample_scripts.profile_faults(made)]
-    if not place.scratch:
-        notes.append("scratch: no folder was found that is surely shared; name yours")
+    if not login.scratch:
+        notes.append("scratch: no shared folder was found; set yours")
     if site.accounting and not site.accounts:
-        notes.append("account: Slurm does not tell yours; many sites take no job without one")
-    return Composed(text, name, f"what Slurm {site.version} says".replace("  ", " "), tuple(notes))
+        notes.append("account: Slurm does not report yours; many sites reject jobs without one")
+    return NewClusterFile(text, name, f"what Slurm {site.version} reports".replace("  ", " "), tuple(notes))
 
 
-def _from_shipped(name: str, content: str, run: Run, user: str, origin: str) -> Composed:
-    """The profile, with the user's account where the site takes no job without one or the user has several."""
+def _from_shipped(name: str, content: str, run: Run, user: str, origin: str) -> NewClusterFile:
+    """Add the user's account to a profile where the site requires one or the user has several."""
     table = tomllib.loads(content)["cluster"][name]
     answers, unanswered = site_facts.query(run, user, ("config", "user", "associations"))
     site = site_facts.parse(answers, unanswered)
@@ -119,11 +118,11 @@ def _from_shipped(name: str, content: str, run: Run, user: str, origin: str) -> 
     mine = list(dict.fromkeys(_without(a.account, suffixes) for a in site.accounts))
     chosen = _without(cluster_file_writer.account(site), suffixes)
     if not table.get("needs_account") and len(mine) < 2:
-        return Composed(content, name, origin)
-    said = f"# Your accounts: {', '.join(mine)}." if mine else "# Required here, and Slurm did not tell yours."
+        return NewClusterFile(content, name, origin)
+    comment = f"# Your accounts: {', '.join(mine)}." if mine else "# Required here; Slurm does not report yours."
     head = f"[cluster.{name}]\n"
-    text = content.replace(head, f"{head}{said}\naccount = {json.dumps(chosen)}\n", 1)
-    return Composed(text, name, origin, () if chosen else ("account: this site takes no job without one; set yours",))
+    text = content.replace(head, f"{head}{comment}\naccount = {json.dumps(chosen)}\n", 1)
+    return NewClusterFile(text, name, origin, () if chosen else ("account: this site requires one; set yours",))
 
 
 def _without(account: str, suffixes: set[str]) -> str:
@@ -133,13 +132,13 @@ def _without(account: str, suffixes: set[str]) -> str:
 
 
 def slurm_bin(srun: str | None) -> str:
-    """The folder that jobs need on their PATH; empty where ``srun`` is in one that they have."""
+    """The folder of ``srun`` that jobs need on their PATH; empty where they have it anyway."""
     folder = str(Path(srun).parent) if srun else ""
     return "" if folder in DEFAULT_PATH.split(":") else folder
 
 
 def scratch(user: str, environ: Mapping[str, str]) -> str:
-    """The user's folder on a shared disk, ``{user}`` in place of the name; empty where none is to be found."""
+    """The user's folder on a shared disk, with ``{user}`` in place of the name; empty where none is found."""
     usual = (f"/scratch/{user}", f"/scratch/users/{user}")
     for path in (*(environ.get(name, "") for name in _SCRATCH_VARIABLES), *usual):
         if path.startswith("/") and os.access(path, os.W_OK) and Path(path).is_dir():
@@ -151,4 +150,4 @@ def _user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError) as error:
-        raise InputError("this account has no name here", hint="set USER") from error
+        raise InputError("this account has no user name on this machine", hint="set USER") from error

@@ -1,8 +1,7 @@
-"""What one ``[cluster.NAME]`` table may hold: everything a site's Slurm wants to hear, in its own words.
+"""One ``[cluster.NAME]`` table: all that a site's Slurm requires, in Slurm's own words.
 
-The keys are documented where users read them, in ``cluster.example.toml``. ``profiles`` reads the file, ``fields``
-checks single values, ``resources`` does arithmetic on a profile, ``render`` writes it down as ``#SBATCH`` lines; none
-of them knows a site by name.
+``cluster.example.toml`` documents the keys. ``cluster_file`` reads the file, ``value_types`` checks single values,
+``resources`` calculates with a profile, ``job_script`` writes ``#SBATCH`` lines; no code depends on a site's name.
 """
 
 from __future__ import annotations
@@ -57,19 +56,19 @@ from orchestrator.plugins import nearest
 from orchestrator.toml_file import KeyPath, TomlTable, invalid_values, show
 
 _KIND = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*", re.ASCII)
-_INSTEAD = {"export": 'write export = ""'} | {k: f'write {k} = "none"' for k in ("request", "cpus_by", "mem_style")}
+_REMEDIES = {"export": 'write export = ""'} | {k: f'write {k} = "none"' for k in ("request", "cpus_by", "mem_style")}
 
 
 class ClusterQueue(TomlTable):
-    """One allowed pair of partition and QOS, with its caps; 0 is no cap."""
+    """One allowed pair of partition and QOS, with its limits; 0: no limit."""
 
     partition: Names = ""
     qos: Names = ""
     max_time_s: TimeLimit = Field(default=0, alias="max_time")
     max_gpus: Count = 0
-    """A job's, over all nodes."""
+    """Of a job, over all nodes."""
     max_cpus: Count = 0
-    """A job's, over all nodes."""
+    """Of a job, over all nodes."""
     max_nodes: Count = 0
     preemptable: bool = False
 
@@ -78,10 +77,10 @@ class ClusterQueue(TomlTable):
 
 
 class Nodes(TomlTable):
-    """What CPU and GPU nodes have in common."""
+    """Keys of CPU and GPU nodes."""
 
     node_cores: Count = 0
-    """0: not known, not checked."""
+    """0: not known and not checked."""
     node_mem_bytes: Memory = Field(default=0, alias="node_mem")
     constraint: Directive = ""
     exclusive: bool = False
@@ -92,7 +91,7 @@ class Nodes(TomlTable):
     python: Folder = ""
     """For nodes whose processors or drivers need another environment."""
     prologue: Listed[Line] = ()
-    """Lines of jobs on these nodes, before the cluster's."""
+    """Runs on these nodes before the cluster's prologue."""
     queue: Listed[ClusterQueue] = ()
 
 
@@ -106,10 +105,10 @@ class CpuNodes(Nodes):
     def _possible(self) -> CpuNodes:
         if self.cpus_by is CpusBy.GPU:
             raise invalid_values(
-                [(("cpus_by",), '"gpu" means nothing on nodes without GPUs', 'write "task" or "none"')]
+                [(("cpus_by",), '"gpu" has no meaning on nodes without GPUs', 'write "task" or "none"')]
             )
         if self.mem_style is MemStyle.PER_GPU:
-            raise invalid_values([(("mem_style",), '"per_gpu" means nothing on nodes without GPUs', 'write "node"')])
+            raise invalid_values([(("mem_style",), '"per_gpu" has no meaning on nodes without GPUs', 'write "node"')])
         return self
 
 
@@ -120,7 +119,7 @@ class GpuNodes(Nodes):
     type: GresType = ""
     node_gpus: Positive
     ask_gpus: Count = 0
-    """GPUs asked on each node where fewer cannot be asked; 0 asks what is used."""
+    """Least number of GPUs that can be requested on a node; 0: as many as a run uses."""
     cpus_per_gpu: Positive
     mem_per_gpu_bytes: NodeMemory = Field(default=None, alias="mem_per_gpu")
     mig: bool = False
@@ -135,7 +134,7 @@ class GpuNodes(Nodes):
         return self.visible_env or VISIBLE_ENV[self.vendor]
 
     def asked_gpus(self, used: int) -> int:
-        """GPUs that a job holds on each node when it uses so many."""
+        """GPUs that Slurm allocates on each node to a run that uses ``used``."""
         return self.node_gpus if self.request is GpuRequest.NONE or self.exclusive else max(used, self.ask_gpus)
 
     @model_validator(mode="after")
@@ -145,7 +144,7 @@ class GpuNodes(Nodes):
             found.append((("ask_gpus",), f"{self.ask_gpus} is more than node_gpus = {self.node_gpus}", ""))
         if self.ask_gpus and self.request is GpuRequest.GPUS_PER_TASK:
             found.append(
-                (("ask_gpus",), "a whole node cannot be asked for per task", 'write request = "gpus_per_node"')
+                (("ask_gpus",), "a whole node cannot be requested per task", 'write request = "gpus_per_node"')
             )
         if self.mem_per_gpu_bytes == WHOLE_NODE and self.mem_style is not MemStyle.NODE:
             found.append((("mem_per_gpu",), '"all" is the memory of a node', 'write mem_style = "node"'))
@@ -155,7 +154,7 @@ class GpuNodes(Nodes):
 
 
 class Recovery(TomlTable):
-    """How often a run is sent again by itself for each class of failure, and how its limits grow; 0 times is never."""
+    """How often recovery resubmits a run for each class of failure (0: never), and how its limits grow."""
 
     timeout: Count = 4
     host_memory: Count = 2
@@ -164,41 +163,41 @@ class Recovery(TomlTable):
     wrong_hardware: Count = 2
     lost: Count = 1
     time_factor: Factor = 2.0
-    """On the time limit, as far as the partition and QOS go."""
+    """Of the time limit, up to that of the partition and QOS."""
     mem_factor: Factor = 2.0
-    """On the memory, as far as a node goes."""
+    """Of the memory, up to that of a node."""
 
 
 class ClusterProfile(TomlTable):
-    """One ``[cluster.NAME]`` table: everything a site wants to hear, in its own words."""
+    """One ``[cluster.NAME]`` table."""
 
     name: str = Field(exclude=True)
-    """Of the table; also the target that is written into specs and submissions."""
+    """Of the table; also the target of specs and submissions."""
     hostname_pattern: Pattern = ""
     account: Names = ""
     account_suffix: Names = ""
     needs_account: bool = False
-    """Whether the site takes no job without an account."""
+    """Whether the site rejects jobs without an account."""
     export: Directive = "NONE"
-    """What the job takes over from the submitting shell; empty writes no line."""
+    """Environment that the job inherits from the submitting shell; empty writes no line."""
     requeue: Annotated[Requeue, one_of(Requeue)] = Requeue.NEVER
     allow_preemptable: bool = False
     recovery: Recovery = Recovery()
     queue_choice: Annotated[QueueChoice, one_of(QueueChoice)] = QueueChoice.FIRST
-    """Among the queues that take a run."""
+    """Among the queues that fit a run."""
     poll_seconds: Positive = 60
     max_submit: Count = 0
-    """Jobs a user may have queued, array tasks counted; 0: not known."""
+    """Jobs that a user may have queued, array tasks counted; 0: not known."""
     array_index_max: Positive = 1000
     array_parallel: Count = 0
-    """Tasks of an array that run at once; 0: no throttle."""
+    """Tasks of an array that run at once; 0: no limit."""
     accounting: Annotated[Accounting, one_of(Accounting)] = Accounting.AUTO
     scratch: Folder = ""
     data: Folder = ""
     stage: FolderOnNodes = ""
-    """Folder of each node to which jobs copy their data set first; its variables are the node's."""
+    """Folder on each node's own disk to which jobs copy their data set; the node expands its variables."""
     python: Annotated[Folder, AfterValidator(lambda path: path or sys.executable)] = Field("", validate_default=True)
-    """The interpreter of jobs; empty in the file is the one that runs this command."""
+    """Interpreter of jobs; empty in the file: the one that runs this command."""
     prologue: Listed[Line] = ()
     env: Environment = Field(default_factory=dict)
     extra: Extra = Field(default_factory=dict)
@@ -212,30 +211,30 @@ class ClusterProfile(TomlTable):
     cpu: CpuNodes | None = None
 
     def gpu_kind(self, kind: str) -> str:
-        """The logical type that ``gpu`` (any GPU) stands for here; other kinds are themselves."""
+        """Logical type of GPU: ``gpu`` (any) becomes the cluster's default type."""
         return (self.default_gpu or next(iter(self.gpu), kind)) if kind == "gpu" else kind
 
     def nodes(self, kind: str) -> CpuNodes | GpuNodes | None:
-        """The nodes of a kind of hardware (``cpu``, ``gpu`` or a logical type); None where there are none."""
+        """Nodes of a kind of hardware (``cpu``, ``gpu`` or a logical type); None where there are none."""
         return self.cpu if kind == "cpu" else self.gpu.get(self.gpu_kind(kind))
 
     def interpreter(self, kind: str) -> str:
-        """The Python that jobs on these nodes run."""
+        """Interpreter of jobs on these nodes."""
         nodes = self.nodes(kind)
         return nodes.python if nodes is not None and nodes.python else self.python
 
     def account_for(self, nodes: Nodes) -> str:
-        """Account and suffix; empty where the site needs none."""
+        """Account with its suffix; empty where the site needs none."""
         suffix = self.account_suffix if nodes.account_suffix is None else nodes.account_suffix
         return self.account + suffix if self.account else ""
 
     def matches(self, hostname: str) -> bool:
-        """Whether a host is one of this cluster, as far as ``hostname_pattern`` says."""
+        """Whether ``hostname_pattern`` matches a host."""
         return bool(self.hostname_pattern and re.search(self.hostname_pattern, hostname))
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the meaning: comments, spelling of amounts and order of keys do not count."""
+        """Digest of the values: comments, spelling of amounts and order of keys do not change it."""
         content = json.dumps([self.name, self.gpu_kind("gpu"), self.model_dump(mode="json")], sort_keys=True)
         if self.template:
             content += Path(self.template).read_text(encoding="utf-8")
@@ -245,7 +244,7 @@ class ClusterProfile(TomlTable):
     def _consistent(self) -> ClusterProfile:
         found: list[tuple[KeyPath, str, str]] = []
         if not self.gpu and self.cpu is None:
-            found.append(((), "no nodes: there is neither a gpu table nor a cpu table", "add [cluster.NAME.gpu.TYPE]"))
+            found.append(((), "no nodes: it has neither a gpu table nor a cpu table", "add [cluster.NAME.gpu.TYPE]"))
         if self.default_gpu and self.default_gpu not in self.gpu:
             hint = nearest(self.default_gpu, self.gpu) or f"there are: {', '.join(self.gpu) or 'none'}"
             found.append((("default_gpu",), f"there is no gpu table {show(self.default_gpu)}", hint))
@@ -258,14 +257,14 @@ class ClusterProfile(TomlTable):
         found += [
             (
                 place,
-                f"this asks with --{name}, which forbid lists",
-                _INSTEAD.get(str(place[-1]), "remove one of the two"),
+                f"this key writes --{name}, which forbid lists",
+                _REMEDIES.get(str(place[-1]), "remove one of the two"),
             )
-            for place, name in self._asks()
+            for place, name in self._written_options()
             if name in forbidden
         ]
         found += [
-            (("forbid", i), f"a job cannot be asked for without --{name}", "remove it")
+            (("forbid", i), f"jobs need --{name}", "remove it")
             for i, name in enumerate(self.forbid)
             if name in INDISPENSABLE
         ]
@@ -273,8 +272,8 @@ class ClusterProfile(TomlTable):
             raise invalid_values(found)
         return self
 
-    def _asks(self) -> Iterator[tuple[KeyPath, str]]:
-        """Each directive that the profile itself brings about, with the key that does."""
+    def _written_options(self) -> Iterator[tuple[KeyPath, str]]:
+        """Each option that the profile writes into scripts, with the key that causes it."""
         if self.export:
             yield ("export",), "export"
         if self.account:
@@ -285,11 +284,11 @@ class ClusterProfile(TomlTable):
         if self.cpu is not None:
             tables.append((("cpu",), self.cpu))
         for place, nodes in tables:
-            asks = {"cpus_by": nodes.cpus_by.directive, "mem_style": nodes.mem_style.directive}
+            options = {"cpus_by": nodes.cpus_by.directive, "mem_style": nodes.mem_style.directive}
             if isinstance(nodes, GpuNodes):
-                asks["request"] = nodes.request.directive
-            asks["constraint"] = "constraint" if nodes.constraint else ""
-            asks["exclusive"] = "exclusive" if nodes.exclusive else ""
-            yield from (((*place, key), name) for key, name in asks.items() if name)
+                options["request"] = nodes.request.directive
+            options["constraint"] = "constraint" if nodes.constraint else ""
+            options["exclusive"] = "exclusive" if nodes.exclusive else ""
+            yield from (((*place, key), name) for key, name in options.items() if name)
             for i, queue in enumerate(nodes.queue):
                 yield from (((*place, "queue", i, key), key) for key in ("partition", "qos") if getattr(queue, key))

@@ -1,7 +1,6 @@
-"""What a cluster profile makes of runs that nobody asked for yet: their scripts, and what is wrong with them.
+"""Scripts that a cluster profile leads to, and their faults: for ``doctor`` and the tests of shipped profiles.
 
-``doctor`` and the tests of the shipped profiles ask for a pair of each type of device, at each queue's own limit. Needs
-no Slurm.
+Samples use two devices of each type, at the time limit of each queue. Needs no Slurm.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from workloads import registry
 from workloads.contract import Execution, Hardware, ResourceShape, TrainConfig
 
 _PROBE = "probe"
-"""The strategy whose runs are rendered: one process a device, no framework."""
+"""The strategy of samples: one process for each device, no framework."""
 _HOUR_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a profile makes of one request."""
+    """The script for some hardware and time limit."""
 
     hardware: str
     time_limit_s: int
-    refusal: str = ""
-    """Why it cannot be had; empty where it can."""
+    reason: str = ""
+    """Why the cluster cannot run it; empty where it can."""
     shape: ResourceShape | None = None
     text: str = ""
     """The script."""
@@ -38,7 +37,7 @@ class Sample:
 
 
 def samples(profile: ClusterProfile, *, runs: Path = Path("/runs")) -> Iterator[Sample]:
-    """Ask for two devices of each type on one node: for an hour, for each queue's limit, for more than any gives."""
+    """Two devices of each type on one node: for an hour, for each queue's limit, for longer than any queue allows."""
     for kind in [*profile.gpu, *(["cpu"] if profile.cpu else [])]:
         nodes = profile.nodes(kind)
         assert nodes is not None
@@ -51,14 +50,14 @@ def samples(profile: ClusterProfile, *, runs: Path = Path("/runs")) -> Iterator[
 
 
 def sample(profile: ClusterProfile, hardware: str, time_limit_s: int, *, runs: Path = Path("/runs")) -> Sample:
-    """What a profile makes of a run on such hardware."""
+    """The script of a run on some hardware."""
     asked = Hardware.parse(hardware)
     cpus = resources.default_cpus(profile)(asked, asked.devices)
     train = TrainConfig(model="cnn", dataset="digits", strategy=_PROBE, hardware=asked, cpus=cpus)
     strategy = registry.strategies()[_PROBE]
     shape = resources.shape(train, Execution(time_limit_s=time_limit_s), strategy, profile, None)
     if isinstance(shape, str):
-        return Sample(hardware, time_limit_s, refusal=shape)
+        return Sample(hardware, time_limit_s, reason=shape)
     try:
         text = job_script.render(shape, profile, runs=runs, python=profile.python)
     except InputError as error:
@@ -68,32 +67,32 @@ def sample(profile: ClusterProfile, hardware: str, time_limit_s: int, *, runs: P
 
 
 def _time_faults(text: str, shape: ResourceShape, profile: ClusterProfile) -> Iterator[Fault]:
-    """Whether the time that the script asks for is within the cap of the pair of partition and QOS that it names."""
-    said: dict[str, str | bool] = {}
+    """Check the time limit of a script against the queue that it names."""
+    options: dict[str, str | bool] = {}
     for line in text.split("\n"):
         if line.startswith("#SBATCH"):
-            said |= dict(options_in(line.removeprefix("#SBATCH")))
+            options |= dict(options_in(line.removeprefix("#SBATCH")))
     nodes = profile.nodes(shape.node_kind)
     queues = nodes.queue if nodes is not None else ()
-    pair = (said.get("partition", ""), said.get("qos", ""))
+    pair = (options.get("partition", ""), options.get("qos", ""))
     queue = next((q for q in queues if (q.partition, q.qos) == pair), None if queues else ClusterQueue())
     if queue is None:
-        yield Fault(f"the script names {'/'.join(map(str, pair))}, which is none of the profile's queues")
+        yield Fault(f"the script names {'/'.join(map(str, pair))}, which is not a queue of the profile")
         return
     try:
-        limit_s = parse_time_limit(said.get("time"))
+        limit_s = parse_time_limit(options.get("time"))
     except QuantityError as error:
         yield Fault(f"--time: {error.what}", error.hint)
         return
     if queue.max_time_s and limit_s > queue.max_time_s:
-        yield Fault(f"{format_time_limit(limit_s)} is longer than {queue} lasts")
+        yield Fault(f"{format_time_limit(limit_s)} is longer than the limit of {queue}")
 
 
 def profile_faults(profile: ClusterProfile, *, runs: Path = Path("/runs")) -> list[Fault]:
-    """What is wrong with the scripts of a profile; also when no pair and no single device can be had at all."""
+    """Faults of all samples of a profile; one more where no sample can run."""
     every = list(samples(profile, runs=runs))
     found = [Fault(f"{r.hardware}: {fault.what}", fault.hint) for r in every for fault in r.faults]
     if not any(r.text for r in every) and not found:
-        reasons = dict.fromkeys(r.refusal for r in every)
+        reasons = dict.fromkeys(r.reason for r in every)
         found.append(Fault(f"no run is possible here: {'; '.join(reasons)}"))
     return list(dict.fromkeys(found))

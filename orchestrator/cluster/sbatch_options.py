@@ -1,10 +1,14 @@
-"""The options of ``sbatch`` that we write, and the ways in which sites want them: facts about Slurm only."""
+"""The options of ``sbatch`` that job scripts have, and the forms in which sites want them: facts about Slurm only."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from orchestrator.units import format_memory
+
+Directives = Mapping[str, str | bool]
+"""Long option name -> value; True for an option without one."""
 
 OWNED_DIRECTIVES: dict[str, str] = {
     "account": "account",
@@ -41,13 +45,12 @@ OWNED_DIRECTIVES: dict[str, str] = {
     "wait": "",
     "wrap": "",
 }
-"""sbatch options that a run decides, with the keys that say them; ``extra`` may hold any other."""
+"""sbatch options that are set for each run -> the keys that decide them; ``extra`` may hold any other."""
 
 DROPPABLE = frozenset({"open-mode", "signal", "requeue", "no-requeue"})
-"""What a job can do without: left out where a site forbids it."""
+"""Options that a job can do without: left out where a site forbids them."""
 
 INDISPENSABLE = frozenset({"nodes", "ntasks-per-node", "output", "time"})
-
 
 SHORT_OPTIONS = {
     "A": "account",
@@ -71,18 +74,18 @@ SHORT_OPTIONS = {
     "w": "nodelist",
     "x": "exclude",
 }
-"""Letters that stand for options in ``#SBATCH`` lines."""
+"""Short options -> long ones."""
 
 
 class GpuRequest(StrEnum):
-    """How a site wants to be asked for GPUs."""
+    """The option that requests GPUs at a site."""
 
     GRES = "gres"
     GPUS = "gpus"
     GPUS_PER_NODE = "gpus_per_node"
     GPUS_PER_TASK = "gpus_per_task"
     NONE = "none"
-    """The partition says it all and nodes are given whole."""
+    """The partition implies the GPUs; Slurm allocates whole nodes."""
 
     @property
     def directive(self) -> str:
@@ -104,7 +107,7 @@ class CpusBy(StrEnum):
 
 
 class MemStyle(StrEnum):
-    """How a site wants to be asked for memory."""
+    """The option that requests memory at a site."""
 
     NODE = "node"
     PER_GPU = "per_gpu"
@@ -117,12 +120,12 @@ class MemStyle(StrEnum):
         return {"node": "mem", "none": ""}.get(self, f"mem-{self}").replace("_", "-")
 
     def option(self, mem_bytes: int | None, *, gpus: int, cpus: int) -> dict[str, str]:
-        """The one option that asks for memory, by its name; none where the site decides.
+        """The option that requests memory; none where the site decides.
 
         Args:
-            mem_bytes: of each node; 0 is all that it has, None leaves it to the site.
-            gpus: that the job holds on each node.
-            cpus: that it holds there.
+            mem_bytes: on each node; 0: all of it, None: the site decides.
+            gpus: allocated on each node.
+            cpus: allocated on each node.
         """
         shares = {MemStyle.NODE: 1, MemStyle.PER_GPU: gpus, MemStyle.PER_CPU: cpus, MemStyle.NONE: 0}[self]
         if mem_bytes is None or not shares:
@@ -139,7 +142,7 @@ class Launcher(StrEnum):
 
 
 class Requeue(StrEnum):
-    """What happens to a job that is preempted or loses its node."""
+    """What Slurm does with a job that is preempted or loses its node."""
 
     NEVER = "never"
     REQUEUE = "requeue"
@@ -147,16 +150,16 @@ class Requeue(StrEnum):
 
 
 class QueueChoice(StrEnum):
-    """Which of the queues that take a run gets it."""
+    """How to choose among the queues that fit a run."""
 
     FIRST = "first"
-    """The one that stands first in the cluster file, as the script says."""
+    """The first in the cluster file; the script names it."""
     EARLIEST = "earliest"
-    """The one in which Slurm expects it to start first, asked at submit."""
+    """The one where Slurm expects the earliest start, queried at submit."""
 
 
 class Accounting(StrEnum):
-    """Where the state of an ended job is asked for."""
+    """Which command reports the state of an ended job."""
 
     AUTO = "auto"
     SACCT = "sacct"
@@ -164,7 +167,7 @@ class Accounting(StrEnum):
 
 
 class Vendor(StrEnum):
-    """Who made the GPUs."""
+    """Manufacturer of GPUs."""
 
     NVIDIA = "nvidia"
     AMD = "amd"

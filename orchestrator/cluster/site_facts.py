@@ -1,8 +1,7 @@
-"""What a site says of itself: texts of Slurm's commands in, facts out. Only :func:`ask` runs anything.
+"""Facts about a cluster and its user, parsed from the output of Slurm's commands. Only :func:`ask` runs anything.
 
-``sinfo`` tells partitions as this user sees them and what their nodes have, ``scontrol`` their limits and the site's
-settings, ``sacctmgr`` the user's accounts and QOS. Any of the last two may be missing or refuse: the file then says so
-where the value would be.
+``sinfo`` reports the partitions that this user sees and their nodes, ``scontrol`` limits and settings, ``sacctmgr`` the
+user's accounts and QOS. Sites may disable the last two: the cluster file then says so in place of the value.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "associations": ("sacctmgr", "-nP", "show", "associations", "user={user}", f"format={ASSOCIATIONS}"),
     "qos": ("sacctmgr", "-nP", "show", "qos", f"format={QOS}"),
 }
-"""What is asked. ``--noheader`` and the rest keep the answers free of words that depend on the language."""
+"""Query -> command. Without headers, as their words depend on the locale."""
 
 _TIMES_NOT_LIMITED = {"", "UNLIMITED", "infinite", "INVALID", "n/a", "N/A", "(null)"}
 
@@ -47,7 +46,7 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """How a partition may be used."""
+    """Who may use a partition, and how."""
 
     name: str
     default: bool = False
@@ -55,7 +54,7 @@ class Partition:
     max_time_s: int = 0
     max_nodes: int = 0
     exclusive: bool = False
-    """Nodes are given whole."""
+    """Slurm allocates whole nodes."""
     allow_qos: tuple[str, ...] = ()
     """Empty: any."""
     deny_qos: tuple[str, ...] = ()
@@ -63,15 +62,15 @@ class Partition:
     deny_accounts: tuple[str, ...] = ()
     priority_tier: int = 1
     preempt: str = ""
-    """OFF, CANCEL, REQUEUE, SUSPEND, or empty: the cluster's."""
+    """OFF, CANCEL, REQUEUE, SUSPEND; empty: as the cluster has it."""
     qos: str = ""
-    """Whose limits apply to every job of it."""
+    """Its limits apply to every job of the partition."""
     root_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qos:
-    """What a QOS limits."""
+    """Limits of a QOS."""
 
     name: str
     max_time_s: int = 0
@@ -84,7 +83,7 @@ class Qos:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Association:
-    """An account of the user, perhaps for one partition alone."""
+    """An account of the user, for all partitions or for one."""
 
     account: str
     partition: str = ""
@@ -93,10 +92,15 @@ class Association:
     max_submit: int = 0
     max_time_s: int = 0
 
+    @property
+    def usual_qos(self) -> str:
+        """The QOS of jobs that name none; empty where it is not known."""
+        return self.default_qos or next(iter(self.qos), "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteFacts:
-    """What Slurm says of a cluster and of the user's place in it."""
+    """What Slurm reports about a cluster and its user."""
 
     cluster: str
     version: str = ""
@@ -107,37 +111,37 @@ class SiteFacts:
     preempt_type: str = ""
     preempt_mode: str = "OFF"
     arch: Mapping[str, str] = field(default_factory=dict)
-    """Type of GPU -> processor, where it is not x86_64."""
+    """Type of GPU -> processor of its nodes, where that is not x86_64."""
     accounts: tuple[Association, ...] = ()
     default_account: str = ""
     qos: Mapping[str, Qos] = field(default_factory=dict)
     unanswered: Mapping[str, str] = field(default_factory=dict)
-    """Question -> why there was no answer."""
+    """Query -> why there was no answer."""
 
 
 def query(
-    run: Callable[..., tuple[bool, str]], user: str, questions: Iterable[str] = COMMANDS
+    run: Callable[..., tuple[bool, str]], user: str, queries: Iterable[str] = COMMANDS
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Ask questions: answers by question, and of those without an answer what was said instead.
+    """Query Slurm: answers by query, and the error messages of queries without an answer.
 
     Args:
-        run: runs a command; whether it succeeded, and what it printed.
+        run: runs a command; returns whether it succeeded, and what it printed.
         user: whose accounts.
-        questions: names in ``COMMANDS``.
+        queries: names in ``COMMANDS``.
     """
     answers: dict[str, str] = {}
     unanswered: dict[str, str] = {}
-    for question in questions:
-        ok, text = run(*(word.format(user=user) for word in COMMANDS[question]))
+    for name in queries:
+        ok, text = run(*(word.format(user=user) for word in COMMANDS[name]))
         if ok and text.strip():
-            answers[question] = text
+            answers[name] = text
         else:
-            unanswered[question] = text.strip().partition("\n")[0] or "it prints nothing"
+            unanswered[name] = text.strip().partition("\n")[0] or "it prints nothing"
     return answers, unanswered
 
 
 def parse(answers: Mapping[str, str], unanswered: Mapping[str, str] | None = None) -> SiteFacts:
-    """Facts from the answers; what is missing or cannot be read is left out."""
+    """Parse the answers; missing and unreadable values are left out."""
     config = _settings(answers.get("config", ""))
     accounting = "slurmdbd" in config.get("AccountingStorageType", "")
     cluster = config.get("ClusterName", "").strip().lower() or "cluster"
@@ -159,7 +163,7 @@ def parse(answers: Mapping[str, str], unanswered: Mapping[str, str] | None = Non
 
 
 def seconds(text: str) -> int:
-    """Of a time as Slurm prints it (``D-HH:MM:SS``, ``MM:SS``, ``MM``); 0 where there is no limit."""
+    """Parse a time as Slurm prints it (``D-HH:MM:SS``, ``MM:SS``, ``MM``); 0: no limit."""
     if text.strip() in _TIMES_NOT_LIMITED:
         return 0
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
@@ -175,7 +179,7 @@ def seconds(text: str) -> int:
 
 
 def gpus(gres: str) -> tuple[tuple[str, int], ...]:
-    """Types and numbers of a GRES list: ``gpu:a100:4(S:0-1),gpu:a100.20gb:8,nvme:1`` has two of GPUs."""
+    """Parse types and numbers of GPUs in a GRES list: ``gpu:a100:4(S:0-1),gpu:a100.20gb:8,nvme:1`` has two."""
     found: dict[str, int] = {}
     for word in re.sub(r"\([^)]*\)", "", gres).split(","):
         parts = word.strip().split(":")
@@ -193,13 +197,13 @@ def _settings(text: str) -> dict[str, str]:
 
 
 def _number(text: str) -> int:
-    """The first whole number of a text; 0 where there is none or no limit."""
+    """Parse the whole number that a text begins with; 0: none, or no limit."""
     match = re.match(r"\s*(\d+)", text or "")
     return int(match[1]) if match else 0
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """A list of names; empty for all of them."""
+    """Parse a list of names; empty: all."""
     return () if text in {"", "ALL", "N/A", "(null)"} else tuple(name for name in text.split(",") if name)
 
 

@@ -1,4 +1,4 @@
-"""What a single value of ``cluster.toml`` may be: types of fields, each with its check, its message and its hint."""
+"""Types of the values of ``cluster.toml``, each with its check, its message and its hint."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from orchestrator.cluster.sbatch_options import OWNED_DIRECTIVES, Vendor
 from orchestrator.plugins import nearest
-from orchestrator.toml_file import KeyPath, TomlError, decode, invalid, invalid_values, show
-from orchestrator.units import LARGEST, QuantityError, parse_memory, parse_time_limit
+from orchestrator.toml_file import KeyPath, TomlError, decode, invalid, invalid_values, quantity, show
+from orchestrator.units import LARGEST, parse_memory, parse_time_limit
 
 SHIPPED_TEMPLATE = "slurm.sh.j2"
 """The job script that a user's template extends."""
 WHOLE_NODE = 0
-"""Bytes of memory that stand for all that a node has (``--mem=0``)."""
+"""Bytes of memory that mean all of a node (``--mem=0``)."""
 VISIBLE_ENV = {Vendor.NVIDIA: "CUDA_VISIBLE_DEVICES", Vendor.AMD: "ROCR_VISIBLE_DEVICES"}
 
 _Entry = TypeVar("_Entry")
 _Item = TypeVar("_Item")
 _OWNED_ENV = frozenset({"PYTHONSAFEPATH", "SUBMITIT_EXECUTOR", *VISIBLE_ENV.values()})
 _NAMES = re.compile(r"[A-Za-z0-9_.@:+/=,-]*")
-"""Accounts, partitions or QOS, one or several; sites invent much, but no spaces and nothing that a shell reads."""
+"""Accounts, partitions or QOS, one or several; without spaces and characters that a shell interprets."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def one_of(words: type[StrEnum]) -> BeforeValidator:
-    """One of these words, and no other spelling."""
+    """Make the validator of a word of an enumeration."""
 
     def check(value: object) -> StrEnum:
         if value not in list(words):
@@ -43,23 +43,13 @@ def one_of(words: type[StrEnum]) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _quantity(read: Callable[[object], int]) -> PlainValidator:
-    def check(value: object) -> int:
-        try:
-            return read(value)
-        except QuantityError as error:
-            raise invalid(error.what, error.hint) from error
-
-    return PlainValidator(check)
-
-
 def _node_share(value: object) -> int:
     return WHOLE_NODE if value == "all" else parse_memory(value)
 
 
 def _line(value: str) -> str:
     if not value.isprintable():
-        raise invalid(f"{show(value)} holds a line end or another control character", "write it on one line")
+        raise invalid(f"{show(value)} contains a line end or another control character", "write it on one line")
     return value
 
 
@@ -67,14 +57,14 @@ def _directive(value: str) -> str:
     found = sorted(set("$`\\\"'") & set(_line(value)))
     if found:
         raise invalid(
-            f"{show(value)} holds {found[0]}, and #SBATCH lines expand no variables", "write the value itself"
+            f"{show(value)} contains {found[0]}, and #SBATCH lines expand no variables", "write the value itself"
         )
     return value
 
 
 def _names(value: str) -> str:
     if not _NAMES.fullmatch(_directive(value)):
-        raise invalid(f"{show(value)} is not a name that Slurm takes", "letters, digits and _ . - @ : + / = ,")
+        raise invalid(f"{show(value)} is not a name that Slurm accepts", "use letters, digits and _ . - @ : + / = ,")
     return value
 
 
@@ -87,41 +77,41 @@ def _variable(value: str) -> str:
 def _arch(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_]+", value):
         raise invalid(
-            f"{show(value)} is not a kind of processor", 'write what "uname -m" says there: "x86_64", "aarch64"'
+            f"{show(value)} is not an architecture", 'write what "uname -m" prints there: "x86_64", "aarch64"'
         )
     return value
 
 
 def _gres_type(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_.-]*", value):
-        raise invalid(
-            f"{show(value)} is not a type of GPU", 'write what stands between the colons: "a100" of gpu:a100:4'
-        )
+        raise invalid(f"{show(value)} is not a type of GPU", 'write the part between the colons: "a100" of gpu:a100:4')
     return value
 
 
 def expand(value: str, places: Mapping[str, str]) -> str:
-    """Replace ``~``, ``$VARIABLE``, ``{user}`` and the other places; nothing is left for a job to misread.
+    """Expand ``~``, ``$VARIABLE``, ``{user}`` and the other places, as jobs run without this shell's variables.
 
     Raises:
-        PydanticCustomError: a variable is not set, or a place unknown.
+        PydanticCustomError: a variable is not set, or a place is unknown.
     """
     expanded = os.path.expandvars(value)
     if "$" in expanded:
         name = expanded[expanded.index("$") :].split("/")[0]
-        raise invalid(f"{show(value)}: {name} is not set here", "set it before the command, or write the value itself")
+        raise invalid(
+            f"{show(value)}: {name} is not set here", "set it before the command, or write the value itself"
+        )
     for word in re.findall(r"\{(\w+)\}", expanded):
         if word not in places and word != "user":
-            raise invalid(f"{show(value)}: {{{word}}} is not known", "known are {user} and, once it is set, {scratch}")
+            raise invalid(f"{show(value)}: {{{word}}} is unknown", "known are {user} and, where it is set, {scratch}")
         expanded = expanded.replace(f"{{{word}}}", places[word] if word in places else _user())
-    _insist_on_names(value, expanded)
+    _check_braces(value, expanded)
     return os.path.expanduser(expanded) if value.startswith("~") else expanded  # noqa: PTH111 (Path("") is ".")
 
 
-def _insist_on_names(value: str, path: str) -> None:
-    """Refuse a brace that is left: it would be part of a folder's name."""
+def _check_braces(value: str, path: str) -> None:
+    """Check that no brace is left, which would become part of a folder's name."""
     if left := re.search(r"[^/]*[{}][^/]*", path):
-        raise invalid(f"{show(value)}: {left[0]} is no place's name", "write {user} or {scratch}, with both braces")
+        raise invalid(f"{show(value)}: {left[0]} names no place", "write {user} or {scratch}, with both braces")
 
 
 def _user() -> str:
@@ -129,7 +119,7 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError) as error:
         raise invalid(
-            "{user} is not known: this account has no name here", "write the name itself, or set USER"
+            "{user} is unknown: this account has no user name on this machine", "write the name itself, or set USER"
         ) from error
 
 
@@ -140,23 +130,25 @@ def _expanded(value: str, info: ValidationInfo) -> str:
 def _absolute(value: str, info: ValidationInfo) -> str:
     path = _expanded(value, info)
     if path and not path.startswith("/"):
-        raise invalid(f"{show(value)} is not an absolute path", "jobs run elsewhere; write the whole path from /")
+        raise invalid(
+            f"{show(value)} is not an absolute path", "write the path from /: jobs run in other folders"
+        )
     return path
 
 
 def _on_nodes(value: str, info: ValidationInfo) -> str:
-    """A folder whose variables have their values on compute nodes only."""
+    """Check a folder whose variables are set on compute nodes only."""
     path = _line(value)
     for word in re.findall(r"\{\w+\}", path):
         path = path.replace(word, expand(word, info.context or {}))
-    _insist_on_names(value, path)
+    _check_braces(value, path)
     if path and path[0] not in "/$":
         raise invalid(f"{show(value)} is not an absolute path", 'write a folder of the node, such as "$TMPDIR"')
     return path
 
 
 def _each(value: object, check: Callable[[str, object], _Entry | None], example: str) -> dict[str, _Entry]:
-    """Check every entry of a table, and report all that is wrong; an entry without a value is left out."""
+    """Check every entry of a table and report all errors; entries for which ``check`` returns None are left out."""
     if not isinstance(value, dict):
         raise invalid(f"{show(value)} is not a table", f"write {example}")
     found: list[tuple[KeyPath, str, str]] = []
@@ -180,7 +172,7 @@ def _extra(value: object, info: ValidationInfo) -> dict[str, str | bool]:
         owned = next((o for o in sorted(OWNED_DIRECTIVES) if o.startswith(name)), None)
         if owned is not None:
             keys = OWNED_DIRECTIVES[owned]
-            raise invalid(f"--{owned} is decided for each run", f"say it with {keys}" if keys else "remove it")
+            raise invalid(f"--{owned} is set for each run", f"use {keys}" if keys else "remove it")
         if given is True:
             return True
         if not isinstance(given, str) or not given:
@@ -199,7 +191,7 @@ def _env(value: object) -> dict[str, str]:
         if not isinstance(given, str):
             raise invalid(f"{show(given)} is not a text", f'quote it: "{show(given)}"')
         if "$" in given:
-            raise invalid("variables are not expanded here", f'say it in prologue: "export {name}=..."')
+            raise invalid("variables are not expanded here", f'write in prologue: "export {name}=..."')
         return _line(given) or None
 
     return _each(value, check, 'env = { NCCL_DEBUG = "INFO" }')
@@ -209,22 +201,22 @@ def _pattern(value: str) -> str:
     try:
         re.compile(value)
     except re.error as error:
-        raise invalid(f"{show(value)} is not a regular expression: {error}", "") from error
+        raise invalid(f"{show(value)} is not a regular expression: {error}") from error
     return value
 
 
 def _template(value: str, info: ValidationInfo) -> str:
     path = _absolute(value, info)
     if path and not Path(path).is_file():
-        raise invalid(f"there is no file {path}", "")
+        raise invalid(f"file {path} does not exist")
     try:
         decode(Path(path).read_bytes() if path else b"")
     except OSError as error:
-        raise invalid(f"{path} cannot be read: {error.strerror}", "make it readable for you") from error
+        raise invalid(f"cannot read {path}: {error.strerror}", "make it readable for you") from error
     except TomlError as error:
         raise invalid(f"{path}: {error.where}: {error.what}", error.hint) from error
     if Path(path).name == SHIPPED_TEMPLATE:
-        raise invalid(f"{SHIPPED_TEMPLATE} is the name of the template that yours extends", "give yours another name")
+        raise invalid(f"{SHIPPED_TEMPLATE} is the name of the template that yours extends", "rename yours")
     return path
 
 
@@ -239,10 +231,10 @@ Folder = Annotated[str, AfterValidator(_absolute)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Factor = Annotated[float, Field(ge=1, le=100)]
-TimeLimit = Annotated[int, _quantity(parse_time_limit)]
-Memory = Annotated[int, _quantity(parse_memory)]
-NodeMemory = Annotated[int | None, _quantity(_node_share)]
-"""Bytes, or all of the node."""
+TimeLimit = Annotated[int, quantity(parse_time_limit)]
+Memory = Annotated[int, quantity(parse_memory)]
+NodeMemory = Annotated[int | None, quantity(_node_share)]
+"""Bytes, or ``"all"`` of the node."""
 Arch = Annotated[str, AfterValidator(_arch)]
 GresType = Annotated[str, AfterValidator(_gres_type)]
 Variable = Annotated[str, AfterValidator(_variable)]
@@ -252,4 +244,4 @@ Template = Annotated[str, AfterValidator(_template)]
 Environment = Annotated[dict[str, str], BeforeValidator(_env)]
 Extra = Annotated[dict[str, str | bool], BeforeValidator(_extra)]
 Listed = Annotated[tuple[_Item, ...], BeforeValidator(_as_tuple)]
-"""A list in the file."""
+"""A list in the file, a tuple here."""

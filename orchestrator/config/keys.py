@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
@@ -26,8 +26,8 @@ from pydantic import (
 )
 
 from orchestrator.plugins import Plugins, nearest
-from orchestrator.toml_file import TomlTable, explain, invalid, invalid_values, show
-from orchestrator.units import LARGEST, QuantityError, parse_memory, parse_time_limit
+from orchestrator.toml_file import TomlTable, explain, invalid, invalid_values, quantity, show
+from orchestrator.units import LARGEST, parse_memory, parse_time_limit
 from workloads import registry
 from workloads.contract import Execution, Hardware, TrainConfig
 from workloads.registry import Option, OptionValue, StrategyDeclaration
@@ -191,23 +191,16 @@ def _hardware(value: str) -> Hardware:
     return hardware
 
 
-def _quantity(parse: Callable[[object], int]) -> Any:
-    def check(value: object) -> int:
-        try:
-            return parse(value)
-        except QuantityError as error:
-            raise invalid(error.what, error.hint) from error
-
-    return Annotated[int, PlainValidator(check)]
-
-
 _PLUGIN_TYPES: dict[str, Any] = {
     "model": _plugin("model"),
     "dataset": _plugin("dataset"),
     "strategy": Annotated[StrategyChoice, PlainValidator(_strategy)],
     "hardware": Annotated[str, AfterValidator(_hardware)],
 }
-_UNITS: dict[str, Any] = {"time": _quantity(parse_time_limit), "memory": _quantity(parse_memory)}
+_UNITS: dict[str, Any] = {
+    "time": Annotated[int, quantity(parse_time_limit)],
+    "memory": Annotated[int, quantity(parse_memory)],
+}
 
 
 def _field_type(declared: dataclasses.Field[Any]) -> Any:

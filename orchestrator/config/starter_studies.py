@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import tomllib
-from importlib import resources
 
 from orchestrator.errors import InputError
 from orchestrator.plugins import nearest
+from orchestrator.shipped_files import toml_files
 
 
 def names() -> list[str]:
     """Every shipped study, ``demo`` first."""
-    found = [
-        entry.name.removesuffix(".toml")
-        for entry in resources.files("templates").joinpath("studies").iterdir()
-        if entry.name.endswith(".toml")
-    ]
-    return sorted(found, key=lambda name: (name != "demo", name))
+    return sorted(toml_files("studies"), key=lambda name: (name != "demo", name))
 
 
 def read(name: str) -> str:
@@ -25,12 +20,12 @@ def read(name: str) -> str:
     Raises:
         InputError: no such study is shipped.
     """
-    shipped = names()
-    if name not in shipped:
+    studies = toml_files("studies")
+    if name not in studies:
         raise InputError(
-            f'there is no study "{name}"', hint=nearest(name, shipped) or f"there are: {', '.join(shipped)}"
+            f'there is no study "{name}"', hint=nearest(name, studies) or f"there are: {', '.join(names())}"
         )
-    return resources.files("templates").joinpath("studies", f"{name}.toml").read_text(encoding="utf-8")
+    return studies[name]
 
 
 def summary(name: str) -> str:

@@ -60,7 +60,7 @@ class TargetRules:
         if not missing:
             return ""
         what = f"not available: {self._packages.python} has no {', '.join(missing)}"
-        return f"{what}; fix: {self._packages.remedy(missing)}"
+        return f"{what}; fix: {self._packages.install_command(missing)}"
 
     def _hardware_reason(self, run: _Run) -> str:
         shape = self._shape(run)

@@ -94,14 +94,14 @@ partion = "htc"
         "poll_seconds": ("0 is out of range", "write a value of at least 1"),
         "python": (
             '"env/bin/python" is not an absolute path',
-            "jobs run elsewhere; write the whole path from /",
+            "write the path from /: jobs run in other folders",
         ),
         "prologue[0]": (
-            "'module load a\\nmodule load b' holds a line end or another control character",
+            "'module load a\\nmodule load b' contains a line end or another control character",
             "write it on one line",
         ),
         "env.NCCL_DEBUG": ("1 is not a text", 'quote it: "1"'),
-        "extra.job-name": ("--job-name is decided for each run", "remove it"),
+        "extra.job-name": ("--job-name is set for each run", "remove it"),
         "gpu.a100": ('"node_gpus" is missing', 'add "node_gpus"'),
         "gpu.a100.mem": ('unknown key "mem"', "the keys here are: node_mem, mem_style, mem_per_gpu, expect_mem_gb"),
         "gpu.a100.node_mem": ("512 has no unit", 'write "512G" or "512M"'),
@@ -155,13 +155,13 @@ def test_paths_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_place_is_refused() -> None:
     """``{scratch}`` without a scratch folder is not left in the path."""
-    assert mistake('data = "{scratch}/data"')[1] == '"{scratch}/data": {scratch} is not known'
+    assert mistake('data = "{scratch}/data"')[1] == '"{scratch}/data": {scratch} is unknown'
 
 
 @pytest.mark.parametrize("value", ["/s/{user", "/s/user}/x", "/s/{us-er}"])
 @pytest.mark.parametrize("key", ["scratch", "data", "stage"])
 def test_half_a_place_is_no_folder_name(key: str, value: str) -> None:
-    assert mistake(f'{key} = "{value}"')[:2] == (key, f'"{value}": {value.split("/")[2]} is no place\'s name')
+    assert mistake(f'{key} = "{value}"')[:2] == (key, f'"{value}": {value.split("/")[2]} names no place')
 
 
 def test_an_account_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_an_account_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(getpass, "getuser", nameless)
     assert mistake('scratch = "/scratch/{user}"')[:2] == (
         "scratch",
-        "{user} is not known: this account has no name here",
+        "{user} is unknown: this account has no user name on this machine",
     )
 
 
@@ -187,9 +187,9 @@ def test_without_a_python_jobs_run_this_interpreter() -> None:
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("partition", "--partition is decided for each run"),
-        ("part", "--partition is decided for each run"),
-        ("mem-per-cpu", "--mem-per-cpu is decided for each run"),
+        ("partition", "--partition is set for each run"),
+        ("part", "--partition is set for each run"),
+        ("mem-per-cpu", "--mem-per-cpu is set for each run"),
         ("--mail-type", "not the long name of an sbatch option"),
         ("A", "not the long name of an sbatch option"),
     ],
@@ -225,14 +225,14 @@ def test_directives_hold_nothing_that_a_shell_would_read(text: str) -> None:
 @pytest.mark.parametrize(
     ("top", "gpu", "place", "what"),
     [
-        ('account = "x; touch y"', "", "account", '"x; touch y" is not a name that Slurm takes'),
-        ('account = "x"\naccount_suffix = " y"', "", "account_suffix", '" y" is not a name that Slurm takes'),
-        ("", 'account_suffix = "&"', "gpu.a100.account_suffix", '"&" is not a name that Slurm takes'),
-        ("", 'queue = [{ partition = "a b" }]', "gpu.a100.queue[0].partition", '"a b" is not a name that Slurm takes'),
-        ("", 'queue = [{ qos = "a|b" }]', "gpu.a100.queue[0].qos", '"a|b" is not a name that Slurm takes'),
+        ('account = "x; touch y"', "", "account", '"x; touch y" is not a name that Slurm accepts'),
+        ('account = "x"\naccount_suffix = " y"', "", "account_suffix", '" y" is not a name that Slurm accepts'),
+        ("", 'account_suffix = "&"', "gpu.a100.account_suffix", '"&" is not a name that Slurm accepts'),
+        ("", 'queue = [{ partition = "a b" }]', "gpu.a100.queue[0].partition", '"a b" is not a name that Slurm accepts'),
+        ("", 'queue = [{ qos = "a|b" }]', "gpu.a100.queue[0].qos", '"a|b" is not a name that Slurm accepts'),
         ("", 'visible_env = "x; touch y"', "gpu.a100.visible_env", '"x; touch y" is not the name of a variable'),
-        ("", 'arch = "x; touch y"', "gpu.a100.arch", '"x; touch y" is not a kind of processor'),
-        ("", 'arch = ""', "gpu.a100.arch", '"" is not a kind of processor'),
+        ("", 'arch = "x; touch y"', "gpu.a100.arch", '"x; touch y" is not an architecture'),
+        ("", 'arch = ""', "gpu.a100.arch", '"" is not an architecture'),
     ],
 )
 def test_what_is_no_name_is_refused(top: str, gpu: str, place: str, what: str) -> None:
@@ -282,7 +282,7 @@ def test_an_env_value_with_a_variable_is_sent_to_the_prologue() -> None:
     assert mistake('env = { A = "$B/x" }') == (
         "env.A",
         "variables are not expanded here",
-        'say it in prologue: "export A=..."',
+        'write in prologue: "export A=..."',
     )
 
 
@@ -290,10 +290,10 @@ def test_what_a_site_forbids_is_found_before_the_queue_finds_it() -> None:
     """Each key that brings a forbidden option about is named, defaults too."""
     found = mistakes(SMALL.format(top='forbid = ["gres", "mem", "export", "nodelist", "time"]', gpu=""))
     assert found == {
-        "export": ("this asks with --export, which forbid lists", 'write export = ""'),
-        "gpu.a100.request": ("this asks with --gres, which forbid lists", 'write request = "none"'),
-        "gpu.a100.mem_style": ("this asks with --mem, which forbid lists", 'write mem_style = "none"'),
-        "forbid[4]": ("a job cannot be asked for without --time", "remove it"),
+        "export": ("this key writes --export, which forbid lists", 'write export = ""'),
+        "gpu.a100.request": ("this key writes --gres, which forbid lists", 'write request = "none"'),
+        "gpu.a100.mem_style": ("this key writes --mem, which forbid lists", 'write mem_style = "none"'),
+        "forbid[4]": ("jobs need --time", "remove it"),
     }
 
 
@@ -306,19 +306,19 @@ def test_what_a_site_forbids_is_found_before_the_queue_finds_it() -> None:
             "",
             'ask_gpus = 4\nrequest = "gpus_per_task"',
             "gpu.a100.ask_gpus",
-            "a whole node cannot be asked for per task",
+            "a whole node cannot be requested per task",
         ),
         ("", 'mem_per_gpu = "all"\nmem_style = "per_gpu"', "gpu.a100.mem_per_gpu", '"all" is the memory of a node'),
         ("", 'type = "gpu:a100"', "gpu.a100.type", '"gpu:a100" is not a type of GPU'),
         ('hostname_pattern = "("', "", "hostname_pattern", '"(" is not a regular expression'),
-        ('template = "/no/such/file"', "", "template", "there is no file /no/such/file"),
+        ('template = "/no/such/file"', "", "template", "file /no/such/file does not exist"),
         ('launcher = "srum"', "", "launcher", '"srum" is not one of srun, torchrun, none'),
-        ("[cluster.lab.cpu]\ncpus_by='gpu'", "", "cpu.cpus_by", '"gpu" means nothing on nodes without GPUs'),
+        ("[cluster.lab.cpu]\ncpus_by='gpu'", "", "cpu.cpus_by", '"gpu" has no meaning on nodes without GPUs'),
         (
             "[cluster.lab.cpu]\nmem_style='per_gpu'",
             "",
             "cpu.mem_style",
-            '"per_gpu" means nothing on nodes without GPUs',
+            '"per_gpu" has no meaning on nodes without GPUs',
         ),
         ('env = "A=1"', "", "env", '"A=1" is not a table'),
         ("extra = 3", "", "extra", "3 is not a table"),
@@ -421,7 +421,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     """Missing, not UTF-8 and mistaken files are said by their path, never by a traceback."""
     with pytest.raises(InputError) as caught:
         cluster_file.load(tmp_path / "no.toml")
-    assert "no such cluster file, and no shipped profile of that name" in str(caught.value)
+    assert "no such cluster file and no such shipped profile" in str(caught.value)
     assert "shipped profiles: " in caught.value.hint and " sol," in caught.value.hint
     with pytest.raises(InputError) as caught:
         cluster_file.load("sool")

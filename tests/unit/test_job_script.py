@@ -558,7 +558,7 @@ def test_a_runs_folder_that_slurm_cannot_name(name: str) -> None:
     """Refused before anything is written, with the character."""
     with pytest.raises(InputError) as caught:
         text(cluster_file.load("sol"), "a100:1", "eager", runs=Path("/x") / name)
-    assert "the path of the runs folder holds" in str(caught.value)
+    assert "the path of the runs folder contains" in str(caught.value)
     with pytest.raises(InputError, match="not absolute"):
         text(cluster_file.load("sol"), "a100:1", "eager", runs=Path("runs"))
 
@@ -583,7 +583,7 @@ def test_a_user_replaces_blocks(tmp_path: Path, newline: str) -> None:
     assert script.index("export SLURM_EXPORT_ENV=ALL") < setup < launch < teardown
 
 
-NO_RANK = "the script starts no rank: nothing runs the command that rank holds"
+NO_RANK = "the script starts no rank: nothing runs the command in the array rank"
 
 
 @pytest.mark.parametrize(
@@ -654,20 +654,20 @@ def test_lines_of_some_nodes_run_before_those_of_all(tmp_path: Path) -> None:
         (
             '{% extends "slurm.sh.j2" %}\n{% block setup %}{{ shape.gpuz }}{% endblock %}',
             "line 2",
-            "the template cannot be filled: shape has no 'gpuz'",
+            "cannot render the template: shape has no 'gpuz'",
         ),
         ("#!/bin/bash\n{% if %}\n", "line 2", "Expected an expression"),
-        ("#!/bin/bash\n{{ 1/0 }}\n", "line 2", "the template cannot be filled: ZeroDivisionError: division by zero"),
-        ("#!/bin/bash\n{{ shape.nodes + 'a' }}\n", "line 2", "the template cannot be filled: TypeError: "),
+        ("#!/bin/bash\n{{ 1/0 }}\n", "line 2", "cannot render the template: ZeroDivisionError: division by zero"),
+        ("#!/bin/bash\n{{ shape.nodes + 'a' }}\n", "line 2", "cannot render the template: TypeError: "),
         ('{% extends "mine.sh.j2" %}\n', "", "it extends or includes itself, or is nested too deeply"),
         ('#!/bin/bash\n{% include "latin.j2" %}\n', "line 2", "a file that it extends or includes is not UTF-8"),
         ('{% extends "other.j2" %}\n', "line 1", "other.j2"),
         ("\n#!/bin/bash\n", "", "does not start with #!"),
-        ("#!/bin/bash\n  #SBATCH --mem=1G\n", "", "line 2 of the script would be ignored by Slurm"),
-        ("#!/bin/bash\ncd /\n#SBATCH --mem=1G\n", "", "line 3 of the script would be ignored by Slurm"),
-        (OWN_DIRECTIVES + "#SBATCH -G 4\n{% endblock %}", "", "GPUs are asked for in 2 ways: --gpus and --gres"),
-        (OWN_DIRECTIVES + "#SBATCH --time=2-0\n{% endblock %}", "", "--time is said 2 times, and Slurm takes the last"),
-        (OWN_DIRECTIVES + "#SBATCH -p gpu\n{% endblock %}", "", "--partition=gpu is not what was planned for this run"),
+        ("#!/bin/bash\n  #SBATCH --mem=1G\n", "", "Slurm would ignore line 2 of the script"),
+        ("#!/bin/bash\ncd /\n#SBATCH --mem=1G\n", "", "Slurm would ignore line 3 of the script"),
+        (OWN_DIRECTIVES + "#SBATCH -G 4\n{% endblock %}", "", "GPUs are requested in 2 ways: --gpus and --gres"),
+        (OWN_DIRECTIVES + "#SBATCH --time=2-0\n{% endblock %}", "", "--time is given 2 times, and Slurm uses the last"),
+        (OWN_DIRECTIVES + "#SBATCH -p gpu\n{% endblock %}", "", "--partition=gpu differs from the plan"),
         (OWN_DIRECTIVES + "#SBATCH --comment=it's\n{% endblock %}", "", "cannot be read (No closing quotation)"),
         (OWN_DIRECTIVES + "#SBATCH -Z\n{% endblock %}", "", "-Z is not an option of sbatch"),
         ('{% extends "slurm.sh.j2" %}\n{% block directives %}{% endblock %}', "", "--nodes is missing"),
@@ -704,7 +704,7 @@ def test_a_misspelt_name_in_a_template(tmp_path: Path, written: str, what: str, 
         with_template(
             tmp_path, f'{{% extends "slurm.sh.j2" %}}\n{{% block setup %}}{{{{ {written} }}}}{{% endblock %}}'
         )
-    assert (caught.value.what, caught.value.hint) == (f"the template cannot be filled: {what}", hint)
+    assert (caught.value.what, caught.value.hint) == (f"cannot render the template: {what}", hint)
 
 
 def test_rendering_needs_no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -583,7 +583,7 @@ def test_a_model_without_the_strategys_framework_is_excluded() -> None:
 
 
 def test_forty_thousand_cells_are_told_apart() -> None:
-    """Every cell of a large product is either excluded or a run of its own; how fast, benchmarks/plan.py says."""
+    """Every cell of a large product is either excluded or a run of its own; how fast, see benchmarks/plan.py."""
     text = HEAD + (
         f'[matrix]\nmodel = ["cnn", "vit_tiny"]\nlr = [0.1, 0.2, 0.3, 0.4, 0.5]\nseed = {list(range(1000))}\n'
         'strategy = ["eager", "ddp"]\nhardware = ["gpu:1", "gpu:2"]\n'

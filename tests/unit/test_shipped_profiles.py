@@ -54,9 +54,9 @@ def test_a_pair_of_each_type(name: str) -> None:
     for kind, nodes in site.gpu.items():
         made = by_kind[f"{kind}:2"]
         if (name, kind) in NO_PAIR:
-            assert all(m.refusal.startswith(NO_PAIR[name, kind]) for m in made)
+            assert all(m.reason.startswith(NO_PAIR[name, kind]) for m in made)
             continue
-        assert any(m.text for m in made), [m.refusal for m in made]
+        assert any(m.text for m in made), [m.reason for m in made]
         for pair in (m for m in made if m.text):
             assert pair.text.startswith("#!") and "\r" not in pair.text
             first_command = re.search(r"^[^#\s]", pair.text, re.MULTILINE)
@@ -72,7 +72,7 @@ def test_a_pair_of_each_type(name: str) -> None:
             assert not cap or pair.time_limit_s <= cap
         longest = max(m.time_limit_s for m in made)
         if nodes.queue:
-            assert f"no {kind} queue takes a job of" in next(m.refusal for m in made if m.time_limit_s == longest)
+            assert f"no {kind} queue takes a job of" in next(m.reason for m in made if m.time_limit_s == longest)
 
 
 def test_every_device_without_a_pair_is_known() -> None:
@@ -81,7 +81,7 @@ def test_every_device_without_a_pair_is_known() -> None:
         (name, made.hardware.removesuffix(":2"))
         for name in SHIPPED
         for made in sample_scripts.samples(profile(name))
-        if made.refusal and made.time_limit_s <= 3600 and made.hardware.endswith(":2")
+        if made.reason and made.time_limit_s <= 3600 and made.hardware.endswith(":2")
     }
     assert refused == set(NO_PAIR)
 
@@ -98,7 +98,7 @@ def test_a_profile_says_what_is_known_and_what_is_assumed(name: str) -> None:
 def test_the_readme_counts_them() -> None:
     """The number in README.md is true."""
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert f"Profiles of {len(SHIPPED)} clusters are shipped" in readme
+    assert f"{len(SHIPPED)} cluster profiles are included" in readme
 
 
 HOSTS = {
@@ -139,12 +139,12 @@ def test_golden_scripts(name: str, hardware: str, golden: Callable[[str, str], N
 BROKEN = {
     "": "the script does not start with #!",
     "\n#!/bin/bash\n{d}": "the script does not start with #!",
-    "#!/bin/bash\n{d}#SBATCH --mem-per-gpu=1G\n": "memory is asked for in 2 ways: --mem and --mem-per-gpu",
-    "#!/bin/bash\n{d}#SBATCH --gpus=2\n": "GPUs are asked for in 2 ways: --gpus and --gres",
-    "#!/bin/bash\n{d}#SBATCH -t 90\n": "--time is said 2 times, and Slurm takes the last",
+    "#!/bin/bash\n{d}#SBATCH --mem-per-gpu=1G\n": "memory is requested in 2 ways: --mem and --mem-per-gpu",
+    "#!/bin/bash\n{d}#SBATCH --gpus=2\n": "GPUs are requested in 2 ways: --gpus and --gres",
+    "#!/bin/bash\n{d}#SBATCH -t 90\n": "--time is given 2 times, and Slurm uses the last",
     "#!/bin/bash\n{d}#SBATCH --reservation=x\n": "--reservation is forbidden at this site",
-    "#!/bin/bash\nset -e\n{d}": "line 3 of the script would be ignored by Slurm: #SBATCH --nodes=1",
-    "#!/bin/bash\n #SBATCH --nice\n{d}": "line 2 of the script would be ignored by Slurm: #SBATCH --nice",
+    "#!/bin/bash\nset -e\n{d}": "Slurm would ignore line 3 of the script: #SBATCH --nodes=1",
+    "#!/bin/bash\n #SBATCH --nice\n{d}": "Slurm would ignore line 2 of the script: #SBATCH --nice",
     "#!/bin/bash\n": "--nodes is missing",
 }
 

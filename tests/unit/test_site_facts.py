@@ -88,13 +88,13 @@ def test_a_large_site(tmp_path: Path) -> None:
     is preempted; partitions of others and those that are down are left out. Every pair that it has passes the lint."""
     text, profile = made(site_facts.parse(BIG), scratch="/scratch/{user}")
     assert profile.name == "big" and profile.matches("login7.big.example.edu") and not profile.matches("big.org")
-    assert profile.account == "grp_lab" and "# Your accounts: grp_lab, class_ml; grp_lab is the one" in text
+    assert profile.account == "grp_lab" and "# Your accounts: grp_lab, class_ml; Slurm's default is grp_lab." in text
     assert (profile.max_submit, profile.array_index_max, profile.accounting) == (500, 50000, "auto")
     assert profile.requeue == "cancel" and profile.data.endswith("/data")
     assert list(profile.gpu) == ["a100", "a30", "gh200", "a100.20gb"]
     a100 = profile.gpu["a100"]
     assert (a100.type, a100.node_gpus, a100.node_cores, a100.cpus_per_gpu) == ("a100", 8, 64, 8)
-    assert a100.mem_per_gpu_bytes == 119 << 30 and "# They differ" in text
+    assert a100.mem_per_gpu_bytes == 119 << 30 and "# The nodes differ" in text
     assert (profile.gpu["a30"].node_gpus, profile.gpu["a30"].cpus_per_gpu) == (3, 16)
     assert profile.gpu["a100.20gb"].mig and profile.gpu["gh200"].arch == "aarch64"
     day = 86400
@@ -117,7 +117,7 @@ def test_any_answer_but_the_first_may_be_missing(missing: str) -> None:
     site = site_facts.parse(settings(**{missing: ""}), {missing: "Access denied"})
     text, profile = made(site)
     # Without its settings nobody knows whether a site has accounts, so nobody misses them.
-    assert f"# Not answered here: {missing} (Access denied)" in text
+    assert f"# No answer from Slurm: {missing} (Access denied)" in text
     assert "a100" in profile.gpu and not sample_scripts.profile_faults(profile)
 
 
@@ -126,7 +126,7 @@ def test_a_site_without_accounting() -> None:
     config = "ClusterName = lab\nAccountingStorageType = accounting_storage/none\nMaxArraySize = 1001\n"
     site = site_facts.parse(settings(config=config, user="", associations="", qos=""), {"qos": "You are not running"})
     text, profile = made(site)
-    assert "# This site has no accounts." in text and "Not answered" not in text
+    assert "# This site has no accounts." in text and "No answer" not in text
     assert (profile.account, profile.accounting, profile.requeue) == ("", "squeue", "never")
     assert ("htc", "") in [(q.partition, q.qos) for q in profile.gpu["a100"].queue]
 
@@ -231,8 +231,8 @@ def me(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_site_we_never_saw_is_asked() -> None:
     """The file says where it comes from, and what is left to do."""
     found = discovery.compose(None, Slurm(BIG), hosts=HOSTS)
-    assert (found.name, found.origin) == ("big", "what Slurm 24.11.5 says")
-    assert found.notes == ("scratch: no folder was found that is surely shared; name yours",)
+    assert (found.name, found.origin) == ("big", "what Slurm 24.11.5 reports")
+    assert found.notes == ("scratch: no shared folder was found; set yours",)
 
 
 def test_a_shipped_profile_is_taken_where_its_hosts_match() -> None:
@@ -258,8 +258,8 @@ def test_a_shipped_profile_is_taken_where_its_hosts_match() -> None:
         ),
         (
             {},
-            '# Required here, and Slurm did not tell yours.\naccount = ""\n',
-            ("account: this site takes no job without one; set yours",),
+            '# Required here; Slurm does not report yours.\naccount = ""\n',
+            ("account: this site requires one; set yours",),
         ),
     ],
 )
@@ -272,15 +272,15 @@ def test_a_shipped_profile_gets_the_users_account(answers: dict[str, str], line:
 
 def test_where_nothing_can_be_asked() -> None:
     """No Slurm, a Slurm that does not answer, a cluster without nodes for this user, a profile that does not exist."""
-    with pytest.raises(InputError, match="there is no Slurm here to ask") as caught:
+    with pytest.raises(InputError, match="there is no Slurm on this machine") as caught:
         discovery.compose(None, Slurm({}, "there is no sinfo on PATH"), hosts=HOSTS)
     assert "--profile: a30-canada" in caught.value.hint
     for said, why in (("exit code 1: Unable to contact slurm controller",) * 2, ("", "it prints nothing")):
-        with pytest.raises(OperationError, match="Slurm does not say what the cluster has") as failed:
+        with pytest.raises(OperationError, match="Slurm does not report the cluster's nodes") as failed:
             discovery.compose(None, Slurm({}, said), hosts=HOSTS)
         assert failed.value.where.startswith(f"{HOSTS[-1]}: sinfo --noheader") and failed.value.why == why
         assert "try again" in failed.value.hint and "--profile" in failed.value.hint
-    with pytest.raises(OperationError, match="Slurm shows no nodes that this user could ask for"):
+    with pytest.raises(OperationError, match="Slurm reports no nodes that this user may use"):
         discovery.compose(None, Slurm({"sinfo": "old|down|infinite|1|8|9000|gpu:k80:4|(null)\n"}), hosts=HOSTS)
     with pytest.raises(InputError, match='there is no shipped profile "delt"') as caught:
         discovery.compose("delt", Slurm({}), hosts=HOSTS)
@@ -313,7 +313,7 @@ def test_a_slurm_that_fails_is_told_with_its_exit_code(tmp_path: Path) -> None:
     (tmp_path / "sinfo").write_text("#!/bin/sh\nexit 3\n")
     (tmp_path / "sinfo").chmod(0o755)
     done = orchestrate(tmp_path, "init", "--cluster", path=str(tmp_path))
-    assert done.returncode == 1 and "  why: exit code 3: it says nothing\n  fix: try again" in done.stderr
+    assert done.returncode == 1 and "  why: exit code 3: no output\n  fix: try again" in done.stderr
     assert not (tmp_path / "cluster.toml").exists()
 
 
@@ -328,7 +328,7 @@ def test_the_verb_writes_and_never_overwrites_unasked(tmp_path: Path) -> None:
     written = (tmp_path / "cluster.toml").read_text()
     (tmp_path / "cluster.toml").write_text(f"{written}# mine\n")
     again = orchestrate(tmp_path, "init", "--cluster", "--profile", "sol")
-    assert again.returncode == 2 and "a cluster file is already here, and it was not touched" in again.stderr
+    assert again.returncode == 2 and "there already is a cluster file; it is unchanged" in again.stderr
     assert (tmp_path / "cluster.toml").read_text() == f"{written}# mine\n"
     assert orchestrate(tmp_path, "init", "--cluster", "--profile", "sol", "--force").returncode == 0
     assert (tmp_path / "cluster.toml").read_text() == cluster_file.shipped()["sol"]
