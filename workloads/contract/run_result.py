@@ -10,12 +10,15 @@ from typing import Any, Self
 
 from workloads.contract.run_spec import SPEC_VERSION
 from workloads.contract.state import State
-from workloads.metrics import Value, metrics
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from workloads import metrics as metric_files
 
 
 @dataclass(slots=True, kw_only=True)
 class RunResult:
-    """What one attempt measured: the content of ``result.json``, a row of the table ``results``.
+    """The content of ``result.json``, which is a row of the table ``results``.
 
     ``None`` means not measured, never zero. Times are seconds, memory is bytes, rates are per second over all ranks.
     """
@@ -25,13 +28,13 @@ class RunResult:
     state: str
     """``succeeded`` or the failure's state."""
     reason: str = ""
-    """Failure class (``program_error``, ``hang``, ...); empty on success."""
+    """Class of failure (``program_error``, ``hang``, ...); empty on success."""
     message: str = ""
-    """For people: the error's text."""
+    """Text of the error."""
     diverged: bool = False
     """A loss was NaN or infinite at some point."""
     nonfinite: dict[str, str] = field(default_factory=dict)
-    """Field name to ``nan``, ``inf`` or ``-inf`` for values that are None here because JSON has no such number."""
+    """Field name to ``nan``, ``inf`` or ``-inf`` for values that are null because JSON has no such number."""
 
     test_accuracy: float | None = None
     """0 to 1."""
@@ -41,18 +44,18 @@ class RunResult:
     num_test_samples: int | None = None
     num_train_samples: int | None = None
     per_class: list[dict[str, Any]] = field(default_factory=list)
-    """One dict a class: ``class_name``, ``precision``, ``recall``, ``f1``, ``support``."""
+    """One dict per class: ``class_name``, ``precision``, ``recall``, ``f1``, ``support``."""
 
     train_time_s: float | None = None
-    """All epochs, without start-up, compile and evaluation; maximum over ranks."""
+    """All epochs, without start-up, compilation and evaluation; maximum over ranks."""
     epoch_time_s: float | None = None
-    """Median over epochs after the first (over all when there is one)."""
+    """Median over the epochs after the first, or the only epoch."""
     total_time_s: float | None = None
-    """From the start of the first rank's Python to the last evaluation, this attempt and the resumed ones before it."""
+    """From the start of rank 0's process to the last evaluation, including the attempts that this one resumed."""
     startup_s: float | None = None
-    """From process start to the first step, ``compile_s`` left out: imports, rendezvous, data, model."""
+    """From the start of the process to the first step, without ``compile_s``: imports, rendezvous, data, model."""
     compile_s: float | None = None
-    """Compiling and recording before the first step; None with ``compile = "off"``."""
+    """Compiling and recording CUDA graphs before the first step; None with ``compile = "off"``."""
     evaluate_s: float | None = None
     epochs_done: int | None = None
     steps_done: int | None = None
@@ -66,28 +69,28 @@ class RunResult:
     """``rank``, ``allocated_memory_bytes``, ``peak_memory_bytes``."""
 
     telemetry: str | None = None
-    """``nvml``, or why there is none of the four below."""
+    """``nvml``, or why the four fields below are None."""
     gpu_utilization_pct: float | None = None
-    """Share of the time in which a kernel ran: mean over samples of the training, and over GPUs."""
+    """Share of time in which a kernel ran: mean over samples during training and over GPUs."""
     gpu_power_w: float | None = None
-    """All GPUs together: mean over samples of the training."""
+    """Sum over GPUs, mean over samples during training."""
     energy_j: float | None = None
-    """All GPUs together, over the training with the evaluations and checkpoints between."""
+    """Sum over GPUs, during training including the evaluations and checkpoints in between."""
     gpu_memory_used_bytes: int | None = None
-    """Largest sample of any GPU, as ``nvidia-smi`` counts: the CUDA context, libraries and other processes with it."""
+    """Largest sample of any GPU, as ``nvidia-smi`` counts: with the CUDA context, libraries and other processes."""
 
     lr_applied: float | None = None
-    """Read back from the optimiser at step 0."""
+    """Read back from the optimizer at step 0."""
     balance_applied: list[int] | None = None
-    """Layers of each part, in order, where the strategy cuts the model; None where it keeps it whole."""
+    """Layers of each part, in order; None where the strategy does not cut the model."""
     num_parameters: int | None = None
-    """Trainable, of the whole model."""
+    """Trainable parameters of the whole model."""
     world_size: int | None = None
     device_name: str | None = None
     devices_seen: int | None = None
-    """Devices visible, added over nodes."""
+    """Visible devices, summed over nodes."""
     cpus_seen: int | None = None
-    """Cores this run may use, added over nodes (the union over ranks of a node)."""
+    """Cores that the run may use: the union over the ranks of a node, summed over nodes."""
     dataset_digest: str | None = None
     batch_norm_treatment: str | None = None
     """How the strategy treated batch norm (``per_rank``, ``whole_batch``, ``frozen``, ...)."""
@@ -97,15 +100,16 @@ class RunResult:
     """UTC, ISO 8601."""
     ended_at: str | None = None
 
-    metrics: dict[str, Value | None] = field(default_factory=dict)
-    """What the files of ``workloads.metrics`` measure, by name; in JSON and tables each stands among the fields."""
+    metrics: dict[str, metric_files.Value | None] = field(default_factory=dict)
+    """Values of ``workloads/metrics``, by name. In JSON and tables they stand between the fields."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return strict JSON: a NaN or infinity is null, named in ``nonfinite``; in a loss it sets ``diverged``."""
+        """Return strict JSON: NaN and infinity become null and are named in ``nonfinite``; in a loss, ``diverged``."""
         data: dict[str, Any] = {"spec_version": SPEC_VERSION}
         nonfinite = dict(self.nonfinite)
+        own = RunResult.__dataclass_fields__
         for name in result_fields():
-            value = self.metrics.get(name) if name in metrics() else getattr(self, name)
+            value = getattr(self, name) if name in own else self.metrics.get(name)
             if isinstance(value, float) and not math.isfinite(value):
                 nonfinite[name] = "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
                 value = None
@@ -116,13 +120,17 @@ class RunResult:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """Raises ValueError when the data is not a result this version can read."""
+        """Return the inverse of :meth:`to_json`; ignore keys of other versions.
+
+        Raises:
+            ValueError: the data is not a result that this version can read.
+        """
         if data.get("spec_version") != SPEC_VERSION:
             raise ValueError(f"spec_version {data.get('spec_version')!r} is not {SPEC_VERSION}")
-        known = {name: data[name] for name in result_fields() if name in data}
-        measured = {name: known.pop(name) for name in metrics() if name in known}
+        values = {name: data[name] for name in result_fields() if name in data}
+        measured = {name: values.pop(name, None) for name in metric_files.all_metrics()}
         try:
-            result = cls(**known, metrics={name: value for name, value in measured.items() if value is not None})
+            result = cls(**values, metrics={name: value for name, value in measured.items() if value is not None})
             State(result.state)
         except (TypeError, ValueError) as error:
             raise ValueError(f"not a run result: {error}") from error
@@ -131,21 +139,23 @@ class RunResult:
 
 @cache
 def result_fields() -> dict[str, str]:
-    """Return the keys of ``result.json`` in order, with the type of each as ``RunResult`` writes it.
+    """Return the keys of ``result.json`` in order, with the type of each as :class:`RunResult` writes it.
 
     Raises:
-        ValueError: a metric stands after a key that does not exist.
+        ValueError: a metric follows a key that does not exist.
     """
-    own = {f.name: str(f.type) for f in fields(RunResult) if f.name != "metrics"}
-    types = own | {metric.name: f"{metric.type.__name__} | None" for metric in metrics().values()}
+    metrics = metric_files.all_metrics()
+    types = {f.name: str(f.type) for f in fields(RunResult) if f.name != "metrics"}
+    own = list(types)
+    types |= {name: f"{metric.type.__name__} | None" for name, metric in metrics.items()}
 
     def with_followers(name: str) -> Iterator[str]:
         yield name
-        for metric in metrics().values():
+        for metric in metrics.values():
             if metric.after == name:
                 yield from with_followers(metric.name)
 
     ordered = {name: types[name] for first in own for name in with_followers(first)}
-    if lost := sorted(types.keys() - ordered.keys()):
-        raise ValueError(f"workloads/metrics/{lost[0]}.py: no key {metrics()[lost[0]].after!r} that it could follow")
+    for name in metrics.keys() - ordered.keys():
+        raise ValueError(f"workloads/metrics/{name}.py: it follows {metrics[name].after!r}, which is not a key")
     return ordered

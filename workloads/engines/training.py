@@ -1,6 +1,7 @@
-"""The training loop around the steps, the same for every framework: epochs, evaluation, checkpoints, what is measured.
+"""The training loop around the steps, the same for every framework: epochs, evaluation, checkpoints, measurement.
 
-An engine prepares model, data and strategy in its framework and hands the loop a :class:`Backend`.
+An engine prepares model, data and strategy in its framework, and gives the loop a
+:class:`workloads.engines.backend.Backend`.
 """
 
 from __future__ import annotations
@@ -8,108 +9,42 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from workloads.contract import TrainConfig
 from workloads.engines import checkpoint, settings
-from workloads.engines.evaluation import Evaluation
+from workloads.engines.backend import Backend
 from workloads.job import world
 from workloads.job.context import Job, print_error, print_progress
 from workloads.measurement import telemetry, timing
 from workloads.metrics import Measurements, metrics
 
 COMPILE_PATIENCE_S = 1800
-"""Compiling shows no progress, and takes many minutes for a large model on a busy node."""
+"""The compiler reports no progress, and takes many minutes for a large model on a busy node."""
 
-Answer = TypeVar("Answer")
-
-
-class StepRecorder(Protocol):
-    """Keeps times and losses of steps, as :class:`workloads.measurement.timing.Recorder` does."""
-
-    def start_epoch(self, step: int) -> None: ...
-
-    def record(self, loss: Any, samples: int) -> None: ...
-
-    def finish_epoch(self) -> None: ...
-
-
-class Backend(Protocol):
-    """What the loop asks of a framework on one rank. Calls are collective: all ranks make them in the same order."""
-
-    num_train: int
-    num_test: int
-    steps_per_epoch: int
-
-    @property
-    def batches(self) -> Callable[[int], Iterable[Any]]:
-        """(epoch, 0-based) -> its batches, each with the samples that all ranks have of it as ``num_global``."""
-
-    @property
-    def train_step(self) -> Callable[[Any], Any]:
-        """(batch) -> this rank's share of the summed loss, for the recorder; nobody waits for it."""
-
-    @property
-    def seed(self) -> Callable[[int], object]:
-        """Sets the seed of the random numbers that steps draw from now on, such as dropout's."""
-
-    @property
-    def settle(self) -> Callable[[], float]:
-        """Waits for all devices to finish everything; the host's clock then, in seconds."""
-
-    @property
-    def maximum(self) -> Callable[[Sequence[float]], list[float]]:
-        """Maximum over ranks of each value."""
-
-    @property
-    def state_dict(self) -> Callable[[], dict[str, Any]]:
-        """Whole model and optimiser; what rank 0 answers is kept."""
-
-    @property
-    def load_state_dict(self) -> Callable[[dict[str, Any]], None]:
-        """Takes over what rank 0's :attr:`state_dict` answered."""
-
-    @property
-    def save(self) -> Callable[[Path, str, dict[str, Any], dict[str, Any]], None]:
-        """As :func:`workloads.engines.checkpoint.save`."""
-
-    @property
-    def load(self) -> Callable[[Path, str], tuple[dict[str, Any], dict[str, Any]] | None]:
-        """As :func:`workloads.engines.checkpoint.load`."""
-
-    def gather(self, answer: Answer) -> list[Answer]:
-        """What each rank says, in order of rank, on all ranks."""
-        ...
-
-    def recorder(self, deliver: Callable[[timing.Steps], None]) -> StepRecorder:
-        """For one epoch's steps."""
-        ...
-
-    def set_rate(self, rate: float) -> None:
-        """The learning rate of the next step."""
-
-    def rate(self) -> float:
-        """The learning rate that the optimiser has."""
-        ...
-
-    def evaluate(self, between_batches: Callable[[], None]) -> Evaluation:
-        """The whole test set, each sample counted once."""
-        ...
-
-    def memory_bytes(self) -> tuple[int, int]:
-        """(allocated now, peak) of this rank."""
-        ...
+_RESUMED_FIELDS = (
+    "train_loss",
+    "diverged",
+    "epochs_done",
+    "steps_done",
+    "train_time_s",
+    "epoch_time_s",
+    "evaluate_s",
+    "allocated_memory_bytes",
+    "peak_memory_bytes",
+    "lr_applied",
+)
+"""Fields of the result that a resumed attempt takes from the checkpoint."""
 
 
 class Training:
-    """The loop on one rank: epochs, evaluations, checkpoints, and what becomes of what was measured.
+    """The loop on one rank.
 
     Args:
-        prepare: (first batch of an epoch) compiles or records what steps will run, and leaves what learns as it was;
-            None when there is nothing to do before the first step.
-        gpus: UUIDs of the GPUs that this rank computes on; where its engine names none, they are asked for.
+        prepare: (first batch of an epoch) compiles or captures what steps will run and leaves parameters unchanged;
+            None when steps need no preparation.
+        gpus: UUIDs of the GPUs of this rank; where the framework does not know them, nvidia-smi does.
     """
 
     def __init__(
@@ -130,37 +65,37 @@ class Training:
         self._epochs = -(-self._steps // backend.steps_per_epoch)
         self._step = 0
         self._epoch = 0
-        """Epochs done; the last may be cut short by ``steps``."""
+        """Epochs done; ``steps`` may cut the last one short."""
         self._epoch_times_s: list[float] = []
         self._evaluate_s = 0.0
         self._earlier_s = 0.0
-        """Total time of earlier attempts, up to the checkpoint that this one goes on from."""
+        """Total time of earlier attempts, up to the checkpoint that this one resumes."""
         self._tally = timing.Tally(0)
 
     def run(self) -> None:
-        """From the checkpoint, or from the start, to the end."""
+        """Train to the end, from the checkpoint if there is one."""
         self._resume()
         self._prepare()
-        self._sampler = self._telemetry()
-        self._set_up()
+        self._sampler = self._make_sampler()
+        self._start()
         with self._sampler or contextlib.nullcontext():
             while self._step < self._steps:
                 facts = self._train_epoch()
                 last = self._step >= self._steps
                 if last or (self._config.eval_every and self._epoch % self._config.eval_every == 0):
                     facts |= self._evaluate()
-                self._after_epoch(facts)
+                self._report_epoch(facts)
                 every = self._job.spec.execution.checkpoint_every
                 if every and (last or self._epoch % every == 0):
                     self._save()
             self._gpu_usage().fill(self._job.result)
         if self._job.result.test_accuracy is None:
-            self._evaluate()  # an earlier attempt was ended between its last checkpoint and its result
-        self._summarise()
+            self._evaluate()  # an earlier attempt ended between its last checkpoint and its result
+        self._summarize()
         self._measure_metrics()
 
-    def _telemetry(self) -> telemetry.Sampler | None:
-        """On one rank of each node, over the GPUs of all its ranks."""
+    def _make_sampler(self) -> telemetry.Sampler | None:
+        """Return the sampler of all GPUs of this node's ranks, on the first of these ranks; None on the others."""
         job = self._job
         gpus = tuple(self._gpus)
         if job.spec.expect.gpus_per_node and not gpus:
@@ -173,12 +108,12 @@ class Training:
         return telemetry.Sampler(list(distinct), lambda: job.pulse.phase, job.events.write)
 
     def _gpu_usage(self) -> telemetry.GpuUsage:
-        """Of all nodes and attempts so far."""
+        """Return the GPU usage of all nodes and attempts so far. Collective."""
         nodes = self._backend.gather(self._sampler.usage() if self._sampler else None)
         return telemetry.combine_attempts(self._earlier_usage, telemetry.combine_nodes([n for n in nodes if n]))
 
     def _prepare(self) -> None:
-        """Compile and record before anything is measured."""
+        """Compile and capture before anything is measured."""
         if self._prepare_steps is None or self._step >= self._steps:
             return
         pulse = self._job.pulse
@@ -190,7 +125,8 @@ class Training:
         self._job.result.compile_s = compile_s
         self._job.events.write("compile", compile=self._config.compile, compile_s=compile_s)
 
-    def _set_up(self) -> None:
+    def _start(self) -> None:
+        """Set the first learning rate and note what start-up took."""
         result, pulse = self._job.result, self._job.pulse
         self._tally = timing.Tally(timing.warmup_steps(self._steps - self._step))
         self._backend.set_rate(settings.learning_rate(self._config, self._step, self._steps))
@@ -212,14 +148,14 @@ class Training:
         self._job.stop_signals.deferred = True
 
     def _train_epoch(self) -> dict[str, Any]:
-        """One pass over the training images, or what ``steps`` leaves of it; what the epoch's event says of it."""
+        """Train one epoch, or what ``steps`` leaves of it; returns what its event reports."""
         config, backend, pulse, tally = self._config, self._backend, self._job.pulse, self._tally
         first_step = self._step
         pulse.beat("train")
         tally.start_epoch()
-        # Dropout after a resume must be what it would have been without the interruption.
+        # Seeded in every epoch, so that dropout after a resume is what it would have been without the interruption.
         backend.seed(settings.seed_of(config.seed, self._epoch, self._job.world.rank))
-        recorder = backend.recorder(self._take)
+        recorder = backend.recorder(self._add_steps)
         started_s = backend.settle()
         recorder.start_epoch(self._step)
         rate = 0.0
@@ -231,20 +167,19 @@ class Training:
             self._step += 1
             pulse.step = self._step
             pulse.samples += batch.num_global
-            pulse.beat()
-            self._job.stop_signals.raise_if_stopped()
+            self._between_batches()
             if self._step >= self._steps:
                 break
         recorder.finish_epoch()
-        epoch_time_s = self._backend.settle() - started_s
+        epoch_time_s = backend.settle() - started_s
         self._epoch += 1
         pulse.epoch = self._epoch
-        allocated, peak = self._backend.memory_bytes()
-        epoch_time_s, allocated_most, peak_most = self._backend.maximum([epoch_time_s, allocated, peak])
+        allocated, peak = backend.memory_bytes()
+        epoch_time_s, max_allocated, max_peak = backend.maximum([epoch_time_s, allocated, peak])
         self._epoch_times_s.append(epoch_time_s)
         result = self._job.result
-        result.allocated_memory_bytes = max(round(allocated_most), result.allocated_memory_bytes or 0)
-        result.peak_memory_bytes = max(round(peak_most), result.peak_memory_bytes or 0)
+        result.allocated_memory_bytes = max(round(max_allocated), result.allocated_memory_bytes or 0)
+        result.peak_memory_bytes = max(round(max_peak), result.peak_memory_bytes or 0)
         return {
             "epoch": self._epoch,
             "steps": self._step - first_step,
@@ -256,7 +191,11 @@ class Training:
             "peak_memory_bytes": peak,
         }
 
-    def _take(self, steps: timing.Steps) -> None:
+    def _between_batches(self) -> None:
+        self._job.pulse.beat()
+        self._job.stop_signals.raise_if_stopped()
+
+    def _add_steps(self, steps: timing.Steps) -> None:
         self._tally.take(steps)
         self._job.events.write(
             "steps",
@@ -267,8 +206,8 @@ class Training:
         )
 
     def _evaluate(self) -> dict[str, Any]:
-        result, pulse = self._job.result, self._job.pulse
-        pulse.beat("evaluate")
+        result = self._job.result
+        self._job.pulse.beat("evaluate")
         started_s = self._backend.settle()
         found = self._backend.evaluate(self._between_batches)
         (evaluate_s,) = self._backend.maximum([self._backend.settle() - started_s])
@@ -278,11 +217,7 @@ class Training:
         result.evaluate_s = self._evaluate_s
         return {"test_loss": found.loss, "test_accuracy": found.accuracy, "evaluate_s": evaluate_s}
 
-    def _between_batches(self) -> None:
-        self._job.pulse.beat()
-        self._job.stop_signals.raise_if_stopped()
-
-    def _after_epoch(self, facts: dict[str, Any]) -> None:
+    def _report_epoch(self, facts: dict[str, Any]) -> None:
         result = self._job.result
         result.train_loss = facts["train_loss"]
         result.diverged = result.diverged or self._tally.diverged
@@ -298,8 +233,8 @@ class Training:
                 f"{facts['samples_per_s']:,.0f} samples/s{tested}"
             )
 
-    def _summarise(self) -> None:
-        """What only all steps together print_error; the slowest rank counts."""
+    def _summarize(self) -> None:
+        """Fill in memory and total time over all ranks."""
         result = self._job.result
         allocated, peak = self._backend.memory_bytes()
         ranks = self._backend.gather({"allocated_memory_bytes": allocated, "peak_memory_bytes": peak})
@@ -333,24 +268,23 @@ class Training:
             "epoch_times_s": self._epoch_times_s,
             "total_time_s": self._earlier_s + timing.process_age_s(),
             "telemetry": dataclasses.asdict(usage),
-            # Not carried: whoever goes on needs it before there is a strategy, and has noted it by then.
+            # A resumed attempt reads it earlier, through checkpoint.progress_of: its strategy needs it when it is made.
             "balance_applied": result.balance_applied,
-            **{name: getattr(result, name) for name in _CARRIED},
+            **{name: getattr(result, name) for name in _RESUMED_FIELDS},
         }
         try:
             self._backend.save(self._job.run.checkpoint, self._job.spec.run_id, state, progress)
         except OSError as error:
-            # The numbers can still be had; what is lost is only the way back to here.
+            # Training can still finish with a result; only the way back to this epoch is lost.
             print_error(f"no checkpoint after epoch {self._epoch}: {error}")
         else:
             self._job.events.write("checkpoint", epoch=self._epoch)
 
     def _resume(self) -> None:
-        path = self._job.run.checkpoint
         try:
-            found = self._backend.load(path, self._job.spec.run_id)
+            found = self._backend.load(self._job.run.checkpoint, self._job.spec.run_id)
         except checkpoint.DamagedCheckpointError as error:
-            self._start_over(path, error)
+            self._set_checkpoint_aside(error)
             return
         if found is None:
             return
@@ -359,34 +293,18 @@ class Training:
         self._epoch, self._step = progress["epoch"], progress["step"]
         self._epoch_times_s = progress["epoch_times_s"]
         self._earlier_s = progress["total_time_s"]
-        before = progress.get("telemetry", {"problem": "an earlier attempt did not ask"})
-        self._earlier_usage = telemetry.GpuUsage(**before)
+        usage = progress.get("telemetry", {"problem": "an earlier attempt did not ask"})
+        self._earlier_usage = telemetry.GpuUsage(**usage)
         result = self._job.result
-        for name in _CARRIED:
+        for name in _RESUMED_FIELDS:
             setattr(result, name, progress[name])
         self._evaluate_s = result.evaluate_s or 0.0
         result.resumed_from_epoch = self._epoch
         self._job.events.write("resume", epoch=self._epoch)
 
-    def _start_over(self, path: Path, error: Exception) -> None:
-        # All ranks have read it before one moves it.
-        self._backend.gather(None)
+    def _set_checkpoint_aside(self, error: Exception) -> None:
+        self._backend.gather(None)  # all ranks have read the checkpoint before rank 0 moves it
         if self._job.world.rank == 0:
-            aside = checkpoint.set_aside(path)
+            aside = checkpoint.set_aside(self._job.run.checkpoint)
             print_error(f"checkpoint cannot be used, starting over: {error}\n  kept as {aside}")
         self._backend.gather(None)
-
-
-_CARRIED = (
-    "train_loss",
-    "diverged",
-    "epochs_done",
-    "steps_done",
-    "train_time_s",
-    "epoch_time_s",
-    "evaluate_s",
-    "allocated_memory_bytes",
-    "peak_memory_bytes",
-    "lr_applied",
-)
-"""Fields of the result that an attempt takes over from the one it goes on from."""

@@ -12,15 +12,15 @@ What the training loop itself fills as it goes (losses, epoch times, memory) are
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from workloads.contract import RunResult, TrainConfig
-    from workloads.engines.training import Backend
+    from workloads.engines.backend import Backend
     from workloads.measurement.timing import Tally
 
 Value = bool | int | float | str
@@ -65,16 +65,16 @@ class Metric:
 
 
 @cache
-def metrics() -> dict[str, Metric]:
-    """Every metric by name, in alphabetical order.
+def all_metrics() -> dict[str, Metric]:
+    """Return every metric by name, in alphabetical order.
 
     Raises:
         ValueError: a file's declaration has another name than the file.
     """
     found = {}
-    for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
-        metric: Metric = importlib.import_module(f"{__name__}.{module.name}").DECLARATION
-        if metric.name != module.name:
-            raise ValueError(f"workloads/metrics/{module.name}.py declares {metric.name!r}: rename one of them")
+    for file in sorted((f for folder in __path__ for f in Path(folder).glob("[a-z]*.py")), key=lambda f: f.name):
+        metric: Metric = importlib.import_module(f"{__name__}.{file.stem}").DECLARATION
+        if metric.name != file.stem:
+            raise ValueError(f"workloads/metrics/{file.name} declares {metric.name!r}: rename one of them")
         found[metric.name] = metric
     return found
