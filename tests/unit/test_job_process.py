@@ -21,9 +21,10 @@ from workloads.files.event_log import read_events
 from workloads.files.json_file import read_json
 from workloads.files.run_dir import AttemptDir, RunDir
 from workloads.job import entry
-from workloads.job.context import Events, Interrupted, StopSignals
+from workloads.job.context import Events, Interrupted, Rank, StopSignals
 from workloads.job.entry import ExitCode, classify, write_result
 from workloads.job.watchdog import Pulse
+from workloads.job.world import World
 
 RUN_ID = "0123456789abcdef"
 
@@ -56,6 +57,17 @@ def _result() -> RunResult:
     )
 
 
+def _rank(attempt: AttemptDir, result: RunResult) -> Rank:
+    return Rank(
+        run=RunDir(attempt.path.parents[1]),
+        attempt=attempt,
+        world=World.from_environment({}),
+        events=Events(attempt.events()),
+        stop_signals=StopSignals(),
+        result=result,
+    )
+
+
 def test_on_a_full_disk_the_metrics_come_first(attempt: AttemptDir) -> None:
     """What does not fit is the bulk: the numbers and the digests that decide on staleness are written."""
     with _room(8000):
@@ -65,17 +77,19 @@ def test_on_a_full_disk_the_metrics_come_first(attempt: AttemptDir) -> None:
     assert written.provenance == {"code_digest": "c0de", "packages_digest": "bac5"}
 
 
-def test_without_any_room_the_metrics_go_to_stderr(attempt: AttemptDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_a_completely_full_disk_the_metrics_go_to_stderr(
+    attempt: AttemptDir, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nothing half-written is left, the text says what to do, and holds what was measured."""
     with _room(100):
         assert not write_result(attempt, _result())
     said = capsys.readouterr().err
-    assert "the result cannot be written" in said and "make room, then orchestrate retry" in said
+    assert "the result cannot be written" in said and "free disk space, then orchestrate retry" in said
     assert json.loads(said.splitlines()[-1])["test_accuracy"] == 0.97
     assert [p.name for p in attempt.path.iterdir()] == ["job"]
 
 
-def test_a_full_disk_does_not_end_a_run_for_want_of_events(
+def test_a_full_disk_loses_events_and_does_not_end_the_run(
     attempt: AttemptDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Said once on stderr; later events come again when there is room."""
@@ -90,14 +104,16 @@ def test_a_full_disk_does_not_end_a_run_for_want_of_events(
     assert capsys.readouterr().err.count("events are being lost") == 1
 
 
-def test_a_log_on_the_full_disk_is_no_reason_to_fail(attempt: AttemptDir, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_log_file_on_a_full_disk_does_not_fail_the_run(
+    attempt: AttemptDir, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Standard error is a file there, too: what cannot be said is not said, and nothing is raised."""
     with _room(1):
         assert not write_result(attempt, _result())
     assert len(capfd.readouterr().err) <= 1
 
 
-def test_orders_end_a_start_at_once_and_training_between_steps() -> None:
+def test_signals_stop_the_start_at_once_and_training_between_steps() -> None:
     stop_signals = StopSignals()
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
     try:
@@ -110,7 +126,7 @@ def test_orders_end_a_start_at_once_and_training_between_steps() -> None:
         with pytest.raises(Interrupted, match="SIGTERM"):
             stop_signals.raise_if_stopped()
         with pytest.raises(Interrupted, match="SIGTERM"):
-            os.kill(os.getpid(), signal.SIGTERM)  # who insists is not kept waiting
+            os.kill(os.getpid(), signal.SIGTERM)  # a second signal does not wait
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -150,7 +166,7 @@ class HorovodInternalError(RuntimeError):
         (ZeroDivisionError("x"), State.FAILED, "program_error", ExitCode.FAILED),
     ],
 )
-def test_failures_are_classed(error: Exception, state: State, reason: str, code: ExitCode) -> None:
+def test_errors_are_classified(error: Exception, state: State, reason: str, code: ExitCode) -> None:
     assert classify(error) == (state, reason, code)
 
 
@@ -176,6 +192,7 @@ import sys, time
 from pathlib import Path
 from workloads.files.run_dir import AttemptDir
 from workloads.job.watchdog import Pulse
+from workloads.job.world import World
 with Pulse(AttemptDir(Path(sys.argv[1])), 0, hang_timeout_s=1) as pulse:
     pulse.await_for(60)
     time.sleep(2)
@@ -194,23 +211,23 @@ def test_compiling_may_take_long_and_training_not(attempt: AttemptDir) -> None:
     assert "most recent call first" in attempt.hang(0).read_text()
 
 
-def test_a_damaged_spec_is_said_in_a_sentence(attempt: AttemptDir) -> None:
+def test_a_damaged_spec_is_an_error_that_names_the_file(attempt: AttemptDir) -> None:
     """The rank's last words name the file; see ``tests/contract/test_faults.py`` for how ranks end."""
-    place = RunDir.of(attempt.path.parents[3], RUN_ID)
-    place.spec.write_text('{"spec_version": 1, ')
-    world = entry.World.from_environment({})
+    rank = _rank(attempt, _result())
+    rank.run.spec.write_text('{"spec_version": 1, ')
     with pytest.raises(JobError, match="the run's spec cannot be read") as caught:
-        entry._carry_out(place, attempt, world, Events(attempt.events()), StopSignals(), _result())
-    assert str(place.spec) in str(caught.value)
+        entry._execute(rank)
+    assert str(rank.run.spec) in str(caught.value)
 
 
-def test_a_rank_that_saw_more_has_the_last_word(attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_root_cause_replaces_a_lost_peer_in_the_result(
+    attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that only saw its peer go was first to write; the peer says why. Nobody writes over what is known."""
-    world = entry.World.from_environment({})
     monkeypatch.setattr(entry, "ROOT_CAUSE_WAIT_S", 0.0)
     reasons = []
     for error in (ConnectionError("Connection closed by peer"), ValueError("boom"), ConnectionError("Broken pipe")):
         result = RunResult(run_id=RUN_ID, attempt=1, state=State.RUNNING)
-        entry._fail(error, attempt, world, Events(attempt.events()), StopSignals(), result)
+        entry._fail(_rank(attempt, result), error)
         reasons.append(attempt.read_result().reason)
     assert reasons == ["rank_lost", "program_error", "program_error"]

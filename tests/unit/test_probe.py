@@ -81,7 +81,7 @@ def test_two_ranks_meet_and_rank_0_writes_what_all_of_them_see(tmp_path: Path) -
 def test_two_ranks_on_one_device_are_refused(tmp_path: Path) -> None:
     run, codes = launch(tmp_path, ranks=2, gpus=2, devices="0")
     assert set(codes) == {ExitCode.WRONG_HARDWARE}
-    assert "ranks 0 and 1 were given the same GPU 0" in result(run).message
+    assert "ranks 0 and 1 got the same GPU 0" in result(run).message
 
 
 def test_it_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

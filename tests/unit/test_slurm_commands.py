@@ -175,7 +175,7 @@ class TestClaim:
         for rank in ("0", "1"):
             assert slurm_owner.claim(attempt, self.JOB | {"SLURM_PROCID": rank}) == ""
         other = self.JOB | {"SLURM_ARRAY_JOB_ID": "8"}
-        assert slurm_owner.claim(attempt, other) == "job 7_2 has started it, and this is job 8_2"
+        assert slurm_owner.claim(attempt, other) == "job 7_2 owns it, and this is job 8_2"
         assert json.loads(attempt.owner.read_text())["job_id"] == "7_2"
 
     def test_a_requeued_job_takes_away_what_its_first_start_left(self, attempt: AttemptDir) -> None:
@@ -193,7 +193,7 @@ class TestClaim:
         """A scheduler started it again after all, when a later attempt was on its way already."""
         assert slurm_owner.claim(attempt, self.JOB) == ""
         RunDir(attempt.path.parents[1]).attempt(10).create()
-        assert slurm_owner.claim(attempt, self.JOB | {"SLURM_RESTART_COUNT": "1"}) == "attempt 10 has taken over"
+        assert slurm_owner.claim(attempt, self.JOB | {"SLURM_RESTART_COUNT": "1"}) == "attempt 10 has replaced it"
 
     def test_outside_of_slurm_there_is_nothing_to_claim(self, attempt: AttemptDir) -> None:
         assert slurm_owner.claim(attempt, {}) == "" and slurm_owner.facts({}) == {}

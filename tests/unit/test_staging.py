@@ -319,7 +319,7 @@ def test_the_cluster_file_says_where_and_the_node_knows_what_its_variables_are()
     ("stage", "message"),
     [
         ("local/data", "is not an absolute path"),
-        ("/local/{nobody}", "{nobody} is not known"),
+        ("/local/{nobody}", "{nobody} is unknown"),
         ("/a\\tb", "control character"),
     ],
 )

@@ -136,7 +136,7 @@ def test_all_differences_come_at_once() -> None:
 def test_ranks_must_not_share_a_gpu() -> None:
     """All tasks on GPU 0 is what a launcher without binding gives; on two nodes the same UUID is another device."""
     check_distinct([(0, "GPU-a"), (0, "GPU-b"), (1, "GPU-a")])
-    with pytest.raises(WrongHardwareError, match="ranks 0 and 1 were given the same GPU GPU-a"):
+    with pytest.raises(WrongHardwareError, match="ranks 0 and 1 got the same GPU GPU-a"):
         check_distinct([(0, "GPU-a"), (0, "GPU-a")])
 
 

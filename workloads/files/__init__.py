@@ -1,1 +1,1 @@
-"""What crosses between login and compute nodes as files: run folders, event logs, arrays. Standard library only."""
+"""Files that cross between login and compute nodes: run folders, event logs, Slurm arrays. Standard library only."""

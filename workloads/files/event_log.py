@@ -11,19 +11,23 @@ from typing import Any
 
 from workloads.files.json_file import utf8
 
+_PROCESS_START = time.monotonic()
+_EVENT_START = '{"event":"'
+"""Begin of each line that :class:`EventLog` writes."""
+
 
 class EventLog:
-    """Append-only JSON lines of one rank of one attempt.
+    """Writer of an event file.
 
     Each line has ``event``, ``time`` (seconds since the epoch, this host's clock) and ``t_s`` (seconds since this
-    process started, monotonic: durations are differences of ``t_s``, never of ``time``). One ``write`` call a line, so
-    a killed process leaves at most one broken last line, which :func:`read_events` leaves for later.
+    process started, monotonic: durations are differences of ``t_s``, never of ``time``). One ``write`` call per line,
+    so a killed process leaves at most one broken line at the end, which :func:`read_events` leaves for later.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        # A predecessor that was killed in the middle of a line must not swallow our first one.
+        # End the broken line of a killed predecessor, or ours would become part of it.
         if os.fstat(self._descriptor).st_size:
             with open(path, "rb") as stream:
                 stream.seek(-1, os.SEEK_END)
@@ -40,20 +44,17 @@ class EventLog:
         os.close(self._descriptor)
 
 
-_PROCESS_START = time.monotonic()
-
-
 def read_events(path: Path, offset: int = 0, *kinds: str) -> tuple[list[dict[str, Any]], int]:
-    """Whole lines from a byte offset on, and the offset to go on from.
+    """Read whole lines from a byte offset on; return their events and the offset for the next call.
 
-    A broken line in the middle (its writer was killed, the disk was full) is passed over; a last line without its
-    newline is left for the next call. A missing file has no events.
+    Skips a broken line in the middle (its writer was killed, or the disk was full) and leaves a last line without its
+    newline for the next call. A missing file has no events.
 
     Args:
         path: the file.
-        offset: where the last call stopped.
-        kinds: the events that are wanted; none for all. Other lines, such as those with every step's time, are mostly
-            passed over without being parsed.
+        offset: what the last call returned.
+        kinds: names of the events to return; none for all. Most other lines, such as those with every step's time, are
+            skipped without being parsed.
     """
     try:
         with open(path, "rb") as stream:
@@ -70,12 +71,8 @@ def read_events(path: Path, offset: int = 0, *kinds: str) -> tuple[list[dict[str
     return [e for e in events if not kinds or e["event"] in kinds], offset + end
 
 
-_EVENT_START = '{"event":"'
-"""How :class:`EventLog` begins each line."""
-
-
 def _parse(lines: list[bytes]) -> list[Any]:
-    """The values of JSON lines; all at once when none is broken, which is much faster."""
+    """Return the values of JSON lines; parses them as one array when none is broken, which is much faster."""
     try:
         values: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
         if len(values) == len(lines):

@@ -1,4 +1,4 @@
-"""JSON files that are whole at every moment: a temporary file in the same folder, fsync, rename."""
+"""JSON files that a reader sees whole: temporary file in the same folder, fsync, rename."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
-    """Write strict UTF-8 JSON so that a reader sees the old file or the whole new one, also after a power cut.
+    """Write strict UTF-8 JSON; a reader sees the old file or the whole new one, also after a power cut.
 
     Raises:
         OSError: the disk is full or the folder is not writable; the old file, if any, is untouched.
@@ -19,9 +19,10 @@ def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
 
 
 def encode_json(data: Any) -> bytes:
-    """Strict UTF-8 JSON as our files hold it: a line for each key of an object, values in the fast encoder's form."""
+    """Return strict UTF-8 JSON in the form of our files: one line per key of an object."""
     if not isinstance(data, dict):
         return utf8(_compact(data))
+    # json.dumps(indent=...) formats nested values with the slow Python encoder; per value the C encoder is used.
     lines = [f"{_compact(str(key))}: {_compact(value)}" for key, value in data.items()]
     return utf8("{\n " + ",\n ".join(lines) + "\n}\n" if lines else "{}\n")
 
@@ -30,15 +31,15 @@ _compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def utf8(text: str) -> bytes:
-    """UTF-8 of a JSON text. Half a surrogate pair, as in a file name that is no UTF-8, becomes JSON's escape of it."""
+    r"""Encode a JSON text; a lone surrogate, from a file name that is not UTF-8, becomes its JSON escape ``\udcXX``."""
     return text.encode("utf-8", "backslashreplace")
 
 
 def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Temp file in the same folder, fsync, rename.
+    """Write a temporary file beside the target, fsync and rename it: rename(2) replaces the target atomically.
 
     Args:
-        durable: whether it must outlive a power cut that follows at once.
+        durable: whether the file must survive a power cut that follows at once.
     """
     folder, last = os.path.split(path)
     name = f"{folder}/.{last}.{os.urandom(8).hex()}"
@@ -46,7 +47,7 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
     try:
         try:
             written = os.write(descriptor, content)
-            while written < len(content):
+            while written < len(content):  # write(2) may write less than it was given
                 written += os.write(descriptor, content[written:])
             os.fchmod(descriptor, 0o644)  # whatever the umask
             if durable:
@@ -58,7 +59,7 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
         with contextlib.suppress(OSError):
             os.unlink(name)
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # a failed write names no file
+            error.filename = str(path)  # errors of os.write name no file
         raise
 
 
@@ -78,3 +79,11 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path}: not whole JSON ({error})") from error
     except RecursionError as error:
         raise ValueError(f"{path}: nested too deeply") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises what :func:`read_json` raises, and ValueError for another JSON value."""
+    data = read_json(path)
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    return data

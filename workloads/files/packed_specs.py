@@ -1,9 +1,8 @@
-"""The specs of many runs in one file: what they share once, and of each run only what is its own.
+"""The specs of many runs in one file: shared values once, and per run only its own.
 
     {"common": {"target": "sol", "train.model": "cnn", ...}, "own": ["run_id", "label", "train.seed"], "runs": [[...]]}
 
-A thousand runs of one study differ in a few values, so this is a tenth of their ``spec.json`` files, to write and to
-read.
+A thousand runs of one study differ in a few values, so the file has a tenth of the size of their ``spec.json`` files.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ _values_of = attrgetter(*_NAMES)
 
 
 def pack_specs(specs: Sequence[RunSpec]) -> bytes:
-    """The content of a file of one spec or more."""
+    """Return the content of a file of one spec or more."""
     columns = dict(zip(_NAMES, zip(*map(_values_of, specs), strict=True), strict=True))
-    own = [name for name, column in columns.items() if name == "run_id" or not _is_one(column)]
+    own = [name for name, column in columns.items() if name == "run_id" or not _is_constant(column)]
     common = {name: _plain(columns[name][0]) for name in _NAMES if name not in own}
     runs = [list(map(_plain, row)) for row in zip(*(columns[name] for name in own), strict=True)]
     return encode_json({"spec_version": SPEC_VERSION, "common": common, "own": own, "runs": runs})
@@ -37,26 +36,26 @@ def _plain(value: Any) -> Any:
     return asdict(value) if isinstance(value, (Execution, Expectation)) else value
 
 
-def _is_one(column: tuple[Any, ...]) -> bool:
-    """Whether all values are the same; 1, 1.0 and true are three."""
+def _is_constant(column: tuple[Any, ...]) -> bool:
+    """Whether all values are the same; 1, 1.0 and true differ."""
     return column.count(column[0]) == len(column) and len(set(map(type, column))) == 1
 
 
 def unpack_specs(content: bytes, indexes: Iterable[int] | None = None) -> list[RunSpec]:
-    """The specs in a file's content, or those at some places.
+    """Return all specs in a file's content, or those at some indexes.
 
     Raises:
-        ValueError: it is damaged, or of a newer version.
+        ValueError: the content is damaged, or of a newer version.
     """
     try:
-        said = json.loads(content)
-        rows = said["runs"] if indexes is None else [said["runs"][index] for index in indexes]
-        return [_spec(said, row) for row in rows]
+        packed = json.loads(content)
+        rows = packed["runs"] if indexes is None else [packed["runs"][index] for index in indexes]
+        return [_spec(packed, row) for row in rows]
     except (KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a file of specs: {error!r}") from error
 
 
-def _spec(said: dict[str, Any], row: list[Any]) -> RunSpec:
-    values = {**said["common"], **dict(zip(said["own"], row, strict=True))}
+def _spec(packed: dict[str, Any], row: list[Any]) -> RunSpec:
+    values = {**packed["common"], **dict(zip(packed["own"], row, strict=True))}
     train = {name.removeprefix("train."): values.pop(name) for name in list(values) if name.startswith("train.")}
-    return RunSpec.from_json({"spec_version": said["spec_version"], **values, "train": train})
+    return RunSpec.from_json({"spec_version": packed["spec_version"], **values, "train": train})

@@ -1,30 +1,30 @@
 """The only module that knows file names below the runs folder. Standard library only.
 
-    RUNS/ab/abcdef0123456789/          one run, by run id; sharded so that no folder grows huge
-        spec.json                      what was planned (RunSpec)
+    RUNS/ab/abcdef0123456789/          one run, by run id; two levels keep folders small
+        spec.json                      the plan for the run (RunSpec)
         checkpoint/last.pt             newest checkpoint
-        attempts/1/                    one submission of the run
+        attempts/1/                    one execution of the run
             events.jsonl               rank 0, append-only; other ranks events.<rank>.jsonl
             progress.<rank>.json       newest progress of a rank, replaced atomically
-            rendezvous.json            where rank 0 listens for the others
+            rendezvous.json            addresses at which rank 0 listens for the other ranks
             hang.<rank>.txt            stacks, when the rank's watchdog fired
-            result.json                temp + rename; its presence is the end of the attempt in the job's own words
-            submission.json            token, target, shape, job id; who sent it, and what for
-            exit.json                  how a supervisor (local mode) or the tracker saw the attempt end
-            held                       it is not to be sent again by itself, and why; empty: somebody cancelled the run
+            result.json                final state as the job reports it, written when the attempt ends
+            submission.json            token, target, shape, job id; who submitted the attempt, and why
+            exit.json                  state that a supervisor (local mode) or the tracker concluded
+            held                       recovery must not resubmit the run: the reason; empty if a person canceled it
             job/                       submitit's folder in local mode: pickles and rank logs
-                supervisor.json        local mode: who started the attempt, created at most once
-                owner.json             Slurm: the job that carries it out, created at most once
+                supervisor.json        local mode: the process that started the attempt, created at most once
+                owner.json             Slurm: the job that executes the attempt, created at most once
     RUNS/jobs/<job id>/                submitit's folder of a Slurm array: pickles and rank logs
-    RUNS/jobs/slurm-<job id>_<i>.out   what the job script itself said
-    RUNS/jobs/orc-<token>/             an array from before its sbatch on (see orchestrator.backends.slurm.records):
-        array.json, specs.json        which attempt each task is, and what to train (see workloads.files.array_record)
+    RUNS/jobs/slurm-<job id>_<i>.out   output of the job script itself
+    RUNS/jobs/orc-<token>/             an array, from before its sbatch (see orchestrator.backends.slurm.records):
+        array.json, specs.json        attempt and spec of each task (see workloads.files.array_record)
     RUNS/sites/<target>/               a cluster's limits, job scripts and newest answers
     RUNS/queue/                        local mode's queue (see orchestrator.backends.local.executor)
-    RUNS/snapshots/                    the code that was submitted (see workloads.provenance.code_snapshot)
-    RUNS/.trash/                       what an orchestrate clean is removing, or was when it was killed
+    RUNS/snapshots/                    the submitted code (see workloads.provenance.code_snapshot)
+    RUNS/.trash/                       files that orchestrate clean is deleting
 
-Compute nodes only write here and never open the database.
+Compute nodes only write files here and never open the database.
 """
 
 from __future__ import annotations
@@ -35,12 +35,27 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from workloads.contract import RUN_ID_DIGITS, RunResult, RunSpec
-from workloads.files.json_file import encode_json, read_json, write_bytes, write_json
+from workloads.files.json_file import encode_json, read_object, write_bytes, write_json
 
 _RUN_ID = re.compile(rf"[0-9a-f]{{{RUN_ID_DIGITS}}}")
+
+
+class _HasPath(Protocol):
+    @property
+    def path(self) -> Path: ...
+
+
+class _Below:
+    """Attribute that is a fixed path below its owner's."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: _HasPath, _kind: type[_HasPath]) -> Path:
+        return owner.path / self._name
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,48 +64,18 @@ class AttemptDir:
 
     path: Path
 
+    job_folder = _Below("job")
+    result = _Below("result.json")
+    exit = _Below("exit.json")
+    held = _Below("held")
+    submission = _Below("submission.json")
+    rendezvous = _Below("rendezvous.json")
+    supervisor = _Below("job/supervisor.json")
+    owner = _Below("job/owner.json")
+
     @property
     def number(self) -> int:
         return int(self.path.name)
-
-    @property
-    def job_folder(self) -> Path:
-        """submitit's folder in local mode."""
-        return self.path / "job"
-
-    @property
-    def result(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def exit(self) -> Path:
-        return self.path / "exit.json"
-
-    @property
-    def held(self) -> Path:
-        """There when the run is not to be sent again by itself."""
-        return self.path / "held"
-
-    def hold_reason(self) -> str | None:
-        """Why the run is not to be sent again by itself, empty where it was cancelled; None when it may be."""
-        try:
-            return self.held.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-
-    @property
-    def submission(self) -> Path:
-        return self.path / "submission.json"
-
-    @property
-    def supervisor(self) -> Path:
-        """Who started this attempt in local mode; created at most once, so an attempt runs at most once."""
-        return self.job_folder / "supervisor.json"
-
-    @property
-    def owner(self) -> Path:
-        """The Slurm job that carries out this attempt; created at most once."""
-        return self.job_folder / "owner.json"
 
     def events(self, rank: int = 0) -> Path:
         return self.path / ("events.jsonl" if rank == 0 else f"events.{rank}.jsonl")
@@ -98,18 +83,22 @@ class AttemptDir:
     def progress(self, rank: int) -> Path:
         return self.path / f"progress.{rank}.json"
 
-    @property
-    def rendezvous(self) -> Path:
-        return self.path / "rendezvous.json"
-
     def hang(self, rank: int) -> Path:
         return self.path / f"hang.{rank}.txt"
 
     def logs(self, rank: int) -> list[Path]:
-        """Standard output and error of a rank in local mode, oldest first; empty before it started."""
+        """Return a rank's standard output and error in local mode, oldest first; empty before it started."""
         return sorted([*self.job_folder.glob(f"*_{rank}_log.out"), *self.job_folder.glob(f"*_{rank}_log.err")])
 
+    def hold_reason(self) -> str | None:
+        """Return why recovery must not resubmit the run, empty for a canceled run; None when it may."""
+        try:
+            return self.held.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
     def create(self) -> AttemptDir:
+        """Create the attempt's folders."""
         _make_folders(self.job_folder)
         return self
 
@@ -118,7 +107,7 @@ class AttemptDir:
 
     def read_result(self) -> RunResult:
         """Raises FileNotFoundError, or ValueError for a file that is not a result of this run and attempt."""
-        result = RunResult.from_json(_mapping(self.result))
+        result = RunResult.from_json(read_object(self.result))
         if result.attempt != self.number or result.run_id != self.path.parent.parent.name:
             raise ValueError(f"{self.result}: belongs to run {result.run_id} attempt {result.attempt}")
         return result
@@ -130,12 +119,15 @@ class RunDir:
 
     path: Path
 
+    spec = _Below("spec.json")
+    checkpoint = _Below("checkpoint/last.pt")
+
     @classmethod
     def of(cls, runs: Path, run_id: str) -> RunDir:
-        """The directory of a run below the runs folder.
+        """Return the directory of a run below the runs folder.
 
         Raises:
-            ValueError: ``run_id`` is not one (it might name a path outside the folder).
+            ValueError: ``run_id`` is not one (it could name a path outside the folder).
         """
         if not _RUN_ID.fullmatch(run_id):
             raise ValueError(f"{run_id!r} is not a run id")
@@ -146,22 +138,19 @@ class RunDir:
         return self.path.name
 
     @property
-    def spec(self) -> Path:
-        return self.path / "spec.json"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.path / "checkpoint" / "last.pt"
+    def runs(self) -> Path:
+        """The runs folder."""
+        return self.path.parent.parent
 
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self.path / f"attempts/{number}")
 
     def attempts(self) -> list[AttemptDir]:
-        """Existing attempts, oldest first."""
+        """Return existing attempts, oldest first."""
         return [self.attempt(number) for number in sorted(_numbers(f"{self.path}/attempts"))]
 
     def write_spec(self, spec: RunSpec) -> None:
-        """Write ``spec.json`` where it is another one or none."""
+        """Write ``spec.json`` unless it has the same content."""
         content = encode_json(spec.to_json())
         with contextlib.suppress(OSError):
             if self.spec.read_bytes() == content:
@@ -171,16 +160,16 @@ class RunDir:
 
     def read_spec(self) -> RunSpec:
         """Raises FileNotFoundError, or ValueError for a file that is not this run's spec."""
-        spec = RunSpec.from_json(_mapping(self.spec))
+        spec = RunSpec.from_json(read_object(self.spec))
         if spec.run_id != self.run_id:
             raise ValueError(f"{self.spec}: belongs to run {spec.run_id}")
         if spec.train.run_id() != spec.run_id:
-            raise ValueError(f"{self.spec}: edited: what it says to train is another run than {spec.run_id}")
+            raise ValueError(f"{self.spec}: edited: its training configuration no longer matches run {spec.run_id}")
         return spec
 
 
 def newest_attempt(runs: Path, run_id: str) -> int:
-    """Number of a run's newest attempt on disk, 0 without one; for thousands of runs, most of which have no folder."""
+    """Return the number of a run's newest attempt on disk, 0 without one; fast for thousands of runs without folder."""
     return max(_numbers(f"{runs}/{run_id[:2]}/{run_id}/attempts"), default=0)
 
 
@@ -193,7 +182,7 @@ def _numbers(attempts: str) -> list[int]:
 
 
 def _make_folders(path: Path) -> None:
-    """As ``mkdir --parents``, with fewer questions to the disk where most of them are new."""
+    """Create a folder and its parents; needs fewer system calls than ``mkdir(parents=True)`` for new ones."""
     try:
         path.mkdir()
     except FileNotFoundError:
@@ -205,31 +194,31 @@ def _make_folders(path: Path) -> None:
 
 
 def jobs_folder(runs: Path) -> Path:
-    """Where submitit keeps the pickles and rank logs of Slurm arrays."""
+    """Return the folder of submitit's pickles and rank logs of Slurm arrays."""
     return runs / "jobs"
 
 
 def sites_folder(runs: Path) -> Path:
-    """Where what is known of each cluster lies."""
+    """Return the folder of what is known about each cluster."""
     return runs / "sites"
 
 
 def queue_folder(runs: Path) -> Path:
-    """Where local mode keeps its queue."""
+    """Return the folder of local mode's queue."""
     return runs / "queue"
 
 
 def snapshots_folder(runs: Path) -> Path:
-    """Where the code of each submission is kept."""
+    """Return the folder of submitted code."""
     return runs / "snapshots"
 
 
 def run_dirs(runs: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[RunDir]:
-    """Every run below the runs folder, in order of run id; foreign files and folders are passed over.
+    """Yield every run below the runs folder in order of run id; skips other files and folders.
 
     Args:
-        runs: the runs folder; none is like an empty one.
-        on_error: told of each folder that cannot be read, which is then passed over; None raises instead.
+        runs: the runs folder; a missing one counts as empty.
+        on_error: called for each folder that cannot be read, which is then skipped; None raises instead.
     """
     for shard in _folders(runs, on_error):
         if len(shard.name) == 2:
@@ -249,10 +238,3 @@ def _folders(folder: Path, on_error: Callable[[OSError], None] | None) -> list[P
             raise
         on_error(error)
         return []
-
-
-def _mapping(path: Path) -> dict[str, Any]:
-    data = read_json(path)
-    if not isinstance(data, dict):
-        raise ValueError(f"{path}: not a JSON object")
-    return data

@@ -1,4 +1,4 @@
-"""What an engine is handed: one attempt of one run on one rank, and how it hears that it must end."""
+"""What the job process knows about itself, what an engine receives, and the signals that stop both."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from workloads.job.world import World
 
 
 def print_error(text: str) -> None:
-    """Tell people through standard error, whose file may lie on the very disk that is full."""
+    """Print to standard error; ignores a full disk, since the log file may be on it."""
     _print(text, sys.stderr)
 
 
 def print_progress(text: str) -> None:
-    """A line on how it goes, on standard output; what counts goes to events and results."""
+    """Print a line of progress to standard output; results go to events and ``result.json``."""
     _print(text, sys.stdout)
 
 
@@ -33,66 +33,72 @@ def _print(text: str, stream: TextIO) -> None:
 
 
 class Interrupted(BaseException):
-    """The job was told to end: its time is up, something more urgent wants the node, or somebody cancelled it."""
+    """A signal told the job to end: the time limit, a preemption or a person who canceled it."""
 
 
 class StopSignals:
-    """SIGTERM, SIGINT and SIGUSR2, obeyed at once during start-up and between two steps later on."""
+    """SIGTERM, SIGINT and SIGUSR2: raise :class:`Interrupted` at once during start-up, later between two steps."""
 
     def __init__(self) -> None:
         self.signal: str | None = None
         self.deferred = False
-        """Whether the receiver asks at moments of its own choice, through :meth:`raise_if_stopped`."""
-        self._leaving = False
+        """Whether the first signal waits for :meth:`raise_if_stopped`."""
+        self._record_only = False
 
     def install(self) -> None:
-        """Take over from whatever handlers the launcher has set."""
+        """Replace the signal handlers of the launcher."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._receive)
 
     def record_only(self) -> None:
-        """From now on nothing is interrupted: the rank is leaving anyway, and has to say why."""
-        self._leaving = True
+        """Raise nothing from now on: the rank is ending and must be able to write why."""
+        self._record_only = True
 
     def raise_if_stopped(self) -> None:
-        """Raises Interrupted when an order has come."""
+        """Raise Interrupted when a signal has arrived."""
         if self.signal is not None:
             raise Interrupted(self.signal)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
-        insists = self.signal is not None
+        is_repeated = self.signal is not None
         self.signal = signal.Signals(number).name
-        if not self._leaving and (insists or not self.deferred):
+        if not self._record_only and (is_repeated or not self.deferred):
             raise Interrupted(self.signal)
 
 
 class Events(EventLog):
-    """An event log that a full disk cannot turn into the end of a run."""
+    """An event log that drops events on a full disk, so that the run goes on."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._path = path
-        self._complained = False
+        self._has_warned = False
 
     def write(self, event: str, **data: Any) -> None:
         try:
             super().write(event, **data)
         except OSError as error:
-            if not self._complained:
-                self._complained = True
+            if not self._has_warned:
+                self._has_warned = True
                 print_error(f"{self._path}: events are being lost: {error}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One attempt, as one rank sees it."""
+class Rank:
+    """One rank of one attempt."""
 
-    spec: RunSpec
     run: RunDir
     attempt: AttemptDir
     world: World
     events: Events
-    pulse: Pulse
     stop_signals: StopSignals
     result: RunResult
     """Filled in as things are measured, so that a failure keeps what was measured before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(Rank):
+    """What an engine receives: a rank that passed the hardware check."""
+
+    spec: RunSpec
+    pulse: Pulse

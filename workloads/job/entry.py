@@ -1,9 +1,9 @@
-"""The callable that submitit runs on every rank: ``workloads.job.entry.run``. Frameworks come after the hardware check.
+"""The callable that submitit runs on every rank: ``workloads.job.entry.run``. Imports frameworks after all checks.
 
 By hand, under any launcher: ``python -m workloads.job.entry RUN_DIR ATTEMPT``.
 
-How an attempt ends, as the launcher sees it, is an :class:`ExitCode`. What a rank that fails owes the others is speed:
-it writes what it knows and leaves at once, past exit handlers that might wait for a collective call that never comes.
+The launcher sees the end of an attempt as an :class:`ExitCode`. A rank that fails must end quickly, so that the others
+do not wait for it: it writes what it knows and skips exit handlers, which may wait for collective calls.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import traceback
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from pathlib import Path
+from typing import NoReturn
 
 from workloads import registry
 from workloads.contract import RANK_LOST, RunResult, State
@@ -28,7 +29,7 @@ from workloads.errors import InputError, JobError, OrchestrateError
 from workloads.files import array_record
 from workloads.files.run_dir import AttemptDir, RunDir
 from workloads.job import slurm_owner
-from workloads.job.context import Events, Interrupted, Job, StopSignals, print_error
+from workloads.job.context import Events, Interrupted, Job, Rank, StopSignals, print_error
 from workloads.job.watchdog import Pulse
 from workloads.job.world import World, check, visible_gpus
 from workloads.measurement import timing
@@ -42,11 +43,11 @@ ENGINES = {
 """Framework of a strategy -> the module whose ``train`` runs it."""
 
 ROOT_CAUSE_WAIT_S = 3.0
-"""A rank whose peer vanished gives the peer's own account of it so long to appear."""
+"""A rank that lost its peer waits this long for the peer's own error message."""
 
 
 class ExitCode(IntEnum):
-    """Exit codes of a rank. The watchdog's is 1 too: it leaves a ``hang.<rank>.txt`` that is not empty."""
+    """Exit codes of a rank. The watchdog also exits with 1; it leaves a non-empty ``hang.<rank>.txt``."""
 
     SUCCEEDED = 0
     FAILED = 1
@@ -54,30 +55,36 @@ class ExitCode(IntEnum):
     UNWRITABLE = 74
     """Trained, but the result could not be written; it is on standard error."""
     INTERRUPTED = 75
-    """SIGTERM, SIGINT or SIGUSR2; another attempt goes on from the last checkpoint."""
+    """SIGTERM, SIGINT or SIGUSR2; another attempt continues from the last checkpoint."""
     WRONG_HARDWARE = 78
 
 
 def run(run_dir: str, attempt: int) -> None:
-    """Carry out one attempt on this rank; returns when it succeeded and never returns when it did not.
+    """Execute one attempt on this rank; returns on success and exits the process otherwise.
 
     Args:
-        run_dir: the run's folder, where ``spec.json`` is.
-        attempt: its number; the folder is made when it is not there.
+        run_dir: the run's folder, which holds ``spec.json``.
+        attempt: number of the attempt; its folder is created if missing.
     """
-    place = RunDir(Path(run_dir))
-    folder = place.attempt(attempt).create()
+    directory = RunDir(Path(run_dir))
+    folder = directory.attempt(attempt).create()
     stop_signals = StopSignals()
     stop_signals.install()
-    # Device numbers shall mean the same to nvidia-smi and CUDA where GPUs of several kinds share a node.
+    # CUDA numbers the fastest GPU first by default; this order equals nvidia-smi's (CUDA C++ guide, CUDA_DEVICE_ORDER).
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if why := slurm_owner.claim(folder):
-        print_error(f"nothing to do: {why}")
-        _leave(ExitCode.SUCCEEDED)
+        print_error(f"this job does not execute the attempt: {why}")
+        _exit(ExitCode.SUCCEEDED)
     world = World.from_environment()
-    events = Events(folder.events(world.rank))
-    result = RunResult(run_id=place.run_id, attempt=attempt, state=State.RUNNING, started_at=_started_at())
-    events.write(
+    rank = Rank(
+        run=directory,
+        attempt=folder,
+        world=world,
+        events=Events(folder.events(world.rank)),
+        stop_signals=stop_signals,
+        result=RunResult(run_id=directory.run_id, attempt=attempt, state=State.RUNNING, started_at=_started_at()),
+    )
+    rank.events.write(
         "start",
         pid=os.getpid(),
         host=socket.gethostname(),
@@ -87,44 +94,42 @@ def run(run_dir: str, attempt: int) -> None:
         **slurm_owner.facts(),
     )
     try:
-        _carry_out(place, folder, world, events, stop_signals, result)
-    except Interrupted as order:
+        _execute(rank)
+    except Interrupted as received:
         stop_signals.record_only()
-        events.write("interrupt", signal=str(order), epoch=result.epochs_done)
-        print_error(f"told to end by {order}; the last checkpoint stays")
-        _leave(ExitCode.INTERRUPTED)
+        rank.events.write("interrupt", signal=str(received), epoch=rank.result.epochs_done)
+        print_error(f"stopped by {received}; the last checkpoint is kept")
+        _exit(ExitCode.INTERRUPTED)
     except BaseException as error:
         stop_signals.record_only()
-        _leave(_fail(error, folder, world, events, stop_signals, result))
-    result.state = State.SUCCEEDED
-    result.ended_at = _now()
-    if world.rank == 0 and not write_result(folder, result):
-        _leave(ExitCode.UNWRITABLE)
-    events.write("end", state=State.SUCCEEDED.value)
-    events.close()
+        _exit(_fail(rank, error))
+    rank.result.state, rank.result.ended_at = State.SUCCEEDED, _now()
+    if world.rank == 0 and not write_result(folder, rank.result):
+        _exit(ExitCode.UNWRITABLE)
+    rank.events.write("end", state=State.SUCCEEDED.value)
+    rank.events.close()
 
 
 def run_task(array: str) -> None:
-    """Carry out the attempt of this task of a Slurm array on this rank, as :func:`run` does.
+    """Execute the attempt of this task of a Slurm array on this rank, as :func:`run` does.
 
     Args:
-        array: the array's folder, where its record and specs are.
+        array: the array's folder, which holds its record and specs.
     """
     (attempt,) = array_record.create_run_folders(Path(array), [int(os.environ["SLURM_ARRAY_TASK_ID"])])
     run(str(attempt.path.parent.parent), attempt.number)
 
 
-def _carry_out(
-    place: RunDir, folder: AttemptDir, world: World, events: Events, stop_signals: StopSignals, result: RunResult
-) -> None:
+def _execute(rank: Rank) -> None:
+    """Check code, hardware and strategy, then train."""
     try:
-        spec = place.read_spec()
+        spec = rank.run.read_spec()
     except (OSError, ValueError) as error:
-        raise JobError("the run's spec cannot be read", where=str(place.spec), why=str(error)) from error
-    about = code_snapshot.check(_runs_folder(place), spec.snapshot, thorough=world.local_rank == 0)
-    result.provenance |= about
+        raise JobError("the run's spec cannot be read", where=str(rank.run.spec), why=str(error)) from error
+    code = code_snapshot.check(rank.run.runs, spec.snapshot, thorough=rank.world.local_rank == 0)
+    rank.result.provenance |= code
     check(
-        world,
+        rank.world,
         spec.expect,
         cpus=len(os.sched_getaffinity(0)),
         gpus=visible_gpus() if spec.expect.gpus_per_node else None,
@@ -132,40 +137,26 @@ def _carry_out(
     strategy = registry.find(registry.strategies(), spec.train.strategy)
     if strategy is None:
         raise InputError(
-            f"no strategy is named {spec.train.strategy!r} in {sys.executable}",
-            hint="install the package that brings it where jobs run",
+            f"{sys.executable} has no strategy named {spec.train.strategy!r}",
+            hint="install the package that provides it where jobs run",
         )
-    with Pulse(folder, world.rank, spec.execution.hang_timeout_s) as pulse:
+    with Pulse(rank.attempt, rank.world.rank, spec.execution.hang_timeout_s) as pulse:
         engine = importlib.import_module(ENGINES[strategy.framework])
         pulse.beat()
-        engine.train(
-            Job(
-                spec=spec,
-                run=place,
-                attempt=folder,
-                world=world,
-                events=events,
-                pulse=pulse,
-                stop_signals=stop_signals,
-                result=result,
-            )
-        )
+        known = {field.name: getattr(rank, field.name) for field in dataclasses.fields(rank)}
+        engine.train(Job(spec=spec, pulse=pulse, **known))
         pulse.phase = "done"
-    result.provenance |= about
-    if escaped := code_snapshot.imported_outside(_runs_folder(place), spec.snapshot):
-        result.provenance["unfrozen"] = escaped
-        print_error(f"imported, and not part of what was frozen at submit: {', '.join(escaped)}")
-
-
-def _runs_folder(place: RunDir) -> Path:
-    return place.path.parent.parent
+    rank.result.provenance |= code
+    if outside := code_snapshot.imported_outside(rank.run.runs, spec.snapshot):
+        rank.result.provenance["unfrozen"] = outside
+        print_error(f"imported, but not part of the submitted code: {', '.join(outside)}")
 
 
 def write_result(folder: AttemptDir, result: RunResult) -> bool:
-    """Write ``result.json``; on a full disk without its bulky parts.
+    """Write ``result.json``; on a full disk without its long lists.
 
     Returns:
-        False when that fails too; then the numbers are on standard error.
+        False when that fails too; the numbers are then on standard error.
     """
     digests: dict[str, object] = {
         k: result.provenance[k] for k in ("code_digest", "packages_digest") if k in result.provenance
@@ -182,36 +173,36 @@ def write_result(folder: AttemptDir, result: RunResult) -> bool:
             problem = error
     print_error(
         f"{folder.result}: the result cannot be written: {problem}\n"
-        f"  fix: make room, then orchestrate retry; this is what was measured:\n{json.dumps(short.to_json())}"
+        f"  fix: free disk space, then orchestrate retry; the measured values are:\n{json.dumps(short.to_json())}"
     )
     return False
 
 
-def _fail(
-    error: BaseException, folder: AttemptDir, world: World, events: Events, stop_signals: StopSignals, result: RunResult
-) -> ExitCode:
-    """Put a failure on record and print_error how to exit."""
+def _fail(rank: Rank, error: BaseException) -> ExitCode:
+    """Record a failure and return the exit code for it."""
     state, reason, code = classify(error)
     if reason == RANK_LOST:
-        _wait_for_root_cause(folder, stop_signals)
-        if stop_signals.signal is not None:
-            events.write("interrupt", signal=stop_signals.signal, epoch=result.epochs_done)
+        _wait_for_root_cause(rank)
+        if rank.stop_signals.signal is not None:
+            rank.events.write("interrupt", signal=rank.stop_signals.signal, epoch=rank.result.epochs_done)
             return ExitCode.INTERRUPTED
-    message = str(error) if isinstance(error, OrchestrateError) else f"{type(error).__name__}: {error}"
+    # Errors of ours explain themselves; a traceback helps with all others.
+    is_ours = isinstance(error, OrchestrateError)
+    message = str(error) if is_ours else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))
-    # What the user did is told in a sentence; a traceback is for what we did.
-    print_error(f"rank {world.rank}: {message}" if isinstance(error, OrchestrateError) else trace)
-    events.write("error", failure_class=reason, message=message, traceback=trace, rank=world.rank)
-    if not _knows_better(folder, reason):
+    print_error(f"rank {rank.world.rank}: {message}" if is_ours else trace)
+    rank.events.write("error", failure_class=reason, message=message, traceback=trace, rank=rank.world.rank)
+    if not _has_better_result(rank.attempt, reason):
+        result = rank.result
         result.state, result.reason, result.ended_at = state, reason, _now()
-        result.message = f"rank {world.rank}: {message}"
-        write_result(folder, result)
-    events.write("end", state=state.value)
+        result.message = f"rank {rank.world.rank}: {message}"
+        write_result(rank.attempt, result)
+    rank.events.write("end", state=state.value)
     return code
 
 
-def _knows_better(folder: AttemptDir, reason: str) -> bool:
-    """Whether the result that another rank has written stands: it was first, and did not only see its peer go."""
+def _has_better_result(folder: AttemptDir, reason: str) -> bool:
+    """Whether to keep another rank's result: it came first, and reports more than a lost peer."""
     try:
         written = folder.read_result()
     except FileNotFoundError:
@@ -222,14 +213,14 @@ def _knows_better(folder: AttemptDir, reason: str) -> bool:
 
 
 def classify(error: BaseException) -> tuple[State, str, ExitCode]:
-    """State, failure class and exit code for what ended a rank."""
+    """Return state, failure class and exit code for the error that ended a rank."""
     text = str(error)
     if isinstance(error, OrchestrateError):
         reason = error.failure_class if isinstance(error, JobError) else "input"
         if reason == "wrong_hardware":
             return State.WRONG_HARDWARE, reason, ExitCode.WRONG_HARDWARE
         return State.FAILED, reason, ExitCode.FAILED
-    # By name, because the frameworks that define them may not be there.
+    # By name, because the frameworks that define these errors may not be installed.
     if type(error).__name__ == "OutOfMemoryError" or re.search(r"CUDA error: out of memory|STATUS_ALLOC_FAILED", text):
         return State.OUT_OF_MEMORY, "device_memory", ExitCode.OUT_OF_MEMORY
     if isinstance(error, MemoryError) or "can't allocate memory" in text:
@@ -241,14 +232,14 @@ def classify(error: BaseException) -> tuple[State, str, ExitCode]:
     return State.FAILED, "program_error", ExitCode.FAILED
 
 
-def _wait_for_root_cause(folder: AttemptDir, stop_signals: StopSignals) -> None:
-    """When a peer vanished, either it failed and is about to print_error why, or the whole job was told to end."""
+def _wait_for_root_cause(rank: Rank) -> None:
+    """Wait until the lost peer has written its error, or until a signal shows that the whole job is stopping."""
     deadline = time.monotonic() + ROOT_CAUSE_WAIT_S
-    while time.monotonic() < deadline and stop_signals.signal is None and not folder.result.exists():
+    while time.monotonic() < deadline and rank.stop_signals.signal is None and not rank.attempt.result.exists():
         time.sleep(0.05)
 
 
-def _leave(code: ExitCode) -> None:
+def _exit(code: ExitCode) -> NoReturn:
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     os._exit(code)
@@ -263,7 +254,7 @@ def _now() -> str:
 
 
 def _target_of(descriptor: int) -> str:
-    """Where standard output or error goes; a file's path when it is one."""
+    """Return the path of the file that standard output or error is; otherwise the kernel's name for it."""
     try:
         return str(Path(f"/proc/self/fd/{descriptor}").readlink())
     except OSError:

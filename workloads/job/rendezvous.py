@@ -1,7 +1,7 @@
-"""How the ranks of one launch find each other: no fixed port, no name that must resolve. Imports no framework.
+"""How the ranks of one launch find each other, without a fixed port or resolvable host names. Imports no framework.
 
-Rank 0 lets the system choose a free port, which it holds from then on, and publishes it in the attempt's folder; the
-others wait for that file, for a bounded time, and try every address in it.
+Rank 0 listens on a port that the kernel chooses and publishes it in the attempt's folder. The other ranks wait for that
+file, for a bounded time, and try each of its addresses.
 """
 
 from __future__ import annotations
@@ -27,54 +27,55 @@ _POLL_EVERY_S = 0.05
 _CONNECT_TIMEOUT_S = 2.0
 _SCONTROL_TIMEOUT_S = 20
 _SIOCGIFADDR = 0x8915
+"""netdevice(7): get the address of an interface."""
 
 
 def publish(path: Path, world: World, port: int, addresses: list[str]) -> None:
-    """Rank 0 says where it listens."""
+    """Publish where rank 0 listens."""
     write_json(path, {"key": world.key, "port": port, "addresses": addresses})
 
 
 def find(path: Path, world: World, timeout_s: float) -> tuple[str, int]:
-    """Wait for rank 0's word; return an address that answers, and the port.
+    """Wait for rank 0's file; return an address that answers, and the port.
 
     Raises:
-        JobError: it did not come, or no address answers, within ``timeout_s``.
+        JobError: the file does not appear, or no address answers, within ``timeout_s``.
     """
     deadline = time.monotonic() + timeout_s
-    problem = "rank 0 said nothing"
+    problem = "rank 0 has published no address"
     while time.monotonic() < deadline:
-        said = _read(path, world.key)
-        if said is not None:
-            for address in said["addresses"]:
+        published = _read(path, world.key)
+        if published is not None:
+            for address in published["addresses"]:
                 try:
-                    socket.create_connection((address, said["port"]), timeout=_CONNECT_TIMEOUT_S).close()
+                    socket.create_connection((address, published["port"]), timeout=_CONNECT_TIMEOUT_S).close()
                 except OSError as error:
-                    problem = f"{address} port {said['port']}: {error}"
+                    problem = f"{address} port {published['port']}: {error}"
                 else:
-                    return address, said["port"]
+                    return address, published["port"]
         time.sleep(_POLL_EVERY_S)
     raise JobError(
         f"rank {world.rank} did not reach rank 0 within {timeout_s:.0f} s",
         where=str(path),
         why=problem,
-        hint="see rank 0's log; on several nodes, whether a firewall blocks connections between them",
+        hint="read rank 0's log; on several nodes, check that no firewall blocks connections between them",
     )
 
 
 def _read(path: Path, key: str) -> dict[str, Any] | None:
-    # Listing the folder makes an NFS client look again; it may remember for half a minute that a file was missing.
+    # An NFS client caches that a name is missing, up to acdirmax (60 s, nfs(5)); listing the folder asks the server.
     if path not in path.parent.iterdir():
         return None
-    said: dict[str, Any] = read_json(path)
-    # A requeued job finds what its predecessor left.
-    return said if said["key"] == key else None
+    published: dict[str, Any] = read_json(path)
+    # The file of an earlier launch of a requeued job has another key.
+    return published if published["key"] == key else None
 
 
 def own_addresses(world: World) -> list[str]:
-    """Addresses at which other ranks of this world may reach this host, the likeliest first."""
+    """Return addresses at which other ranks may reach this host, the likeliest first."""
     if world.nodes == 1:
         return [LOOPBACK]
-    # The scheduler's word is taken as it is. A host's own name often means its loopback to itself: of no use to others.
+    # Debian maps a host's own name to 127.0.1.1 in /etc/hosts (Debian reference 5.1.1), which other hosts cannot use.
     names = [n for n in (socket.gethostname(), socket.getfqdn()) if not _resolve(n).startswith("127.")]
     interfaces = [a for a in _interfaces().values() if not a.startswith("127.")]
     return list(dict.fromkeys(a for a in (_slurm_node_address(), *names, *interfaces) if a))
@@ -88,7 +89,7 @@ def _resolve(name: str) -> str:
 
 
 def _slurm_node_address() -> str:
-    """What the scheduler calls this node on the network; node names need not resolve."""
+    """Return the address of this node in slurm.conf (NodeAddr); node names need not resolve."""
     node, scontrol = os.environ.get("SLURMD_NODENAME"), shutil.which("scontrol")
     if not node or scontrol is None:
         return ""
@@ -103,23 +104,23 @@ def _slurm_node_address() -> str:
 
 
 def _interfaces() -> dict[str, str]:
-    """Network interface -> its IPv4 address."""
+    """Return network interface -> IPv4 address."""
     addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
-                continue  # it has none
+                continue  # it has no IPv4 address
             addresses[name] = socket.inet_ntoa(answer[20:24])
     return addresses
 
 
 def interface_towards(address: str) -> str:
-    """The network interface that a connection to ``address`` leaves by; empty when that cannot be told."""
+    """Return the network interface on the route to ``address``; empty when it is unknown."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # sends nothing
+            probe.connect((address, 9))  # connecting a UDP socket sends nothing, it only chooses a route
             source = probe.getsockname()[0]
     except OSError:
         return ""

@@ -1,8 +1,8 @@
-"""What a Slurm job says of itself when it starts, and its claim to be the one job that carries out an attempt.
+"""The Slurm job's claim to be the only one that executes an attempt, and what it records about itself.
 
-The claim is what makes a job that was queued twice harmless (``sbatch`` may report a failure after the controller has
-accepted the job): of all jobs that were made for an attempt, the first one to start has it, also when it is requeued
-and starts again. It is the second witness, too: where there is no accounting, the claim tells the job's number.
+``sbatch`` may report a failure although the controller accepted the job, so an attempt may be queued twice. The first
+job that starts owns the attempt, also after Slurm requeued it; any other job ends at once. Without accounting, the
+claim is also how the login node learns the job's number.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from workloads.files.run_dir import AttemptDir, RunDir
 
 
 def is_job(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process belongs to a job that was sent to Slurm for one attempt."""
+    """Whether this process belongs to a Slurm job that was submitted for one attempt."""
     return env.get("SUBMITIT_EXECUTOR") == "slurm" and "SLURM_JOB_ID" in env
 
 
 def facts(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The job as Slurm calls it; empty outside of one."""
+    """Return number, name, node and restarts of the job; empty outside of one."""
     if not is_job(env):
         return {}
     array, index = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
@@ -38,46 +38,46 @@ def facts(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def claim(attempt: AttemptDir, env: Mapping[str, str] = os.environ) -> str:
-    """Claim an attempt for this job, on every rank alike; why it must not be carried out here, or nothing.
+    """Claim an attempt for this job; every rank does so. Return why another job owns it, empty on success.
 
-    A job that Slurm starts again finds its own claim, and takes away what its earlier start left as a verdict.
+    A requeued job finds its own claim and deletes the exit and result files of its earlier start.
     """
     job = facts(env)
     if not job:
         return ""
-    if _verdict(attempt) == State.CANCELLED:
+    if _recorded_state(attempt) == State.CANCELLED:
         return "it was cancelled before it started"
     newest = RunDir(attempt.path.parent.parent).attempts()[-1].number
     if newest > attempt.number:
-        return f"attempt {newest} has taken over"
+        return f"attempt {newest} has replaced it"
     descriptor, name = tempfile.mkstemp(dir=attempt.job_folder, prefix=".owner.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             json.dump(job, stream)
-        # A link appears whole or not at all, and once only, also on network disks.
+        # link(2) creates the complete file or fails with EEXIST, also on NFS: open(2) recommends it over O_EXCL there.
         with contextlib.suppress(FileExistsError):
             os.link(name, attempt.owner)
     finally:
         os.unlink(name)
     owner = read_json(attempt.owner)
     if owner["job_id"] != job["job_id"]:
-        return f"job {owner['job_id']} has started it, and this is job {job['job_id']}"
+        return f"job {owner['job_id']} owns it, and this is job {job['job_id']}"
     if env.get("SLURM_PROCID", "0") == "0":
-        _tell_number(attempt, job["job_id"])
+        _record_job_id(attempt, job["job_id"])
         for path in (attempt.exit, attempt.result) if job["restarts"] else ():
             path.unlink(missing_ok=True)
     return ""
 
 
-def _tell_number(attempt: AttemptDir, job_id: str) -> None:
-    """Nobody may have known the job's number when ``submission.json`` was written."""
+def _record_job_id(attempt: AttemptDir, job_id: str) -> None:
+    """Add the job's number to ``submission.json``, which may be older than the number."""
     with contextlib.suppress(FileNotFoundError, ValueError):
-        said = read_json(attempt.submission)
-        if said.get("job_id") != job_id:
-            write_json(attempt.submission, {**said, "job_id": job_id}, durable=False)
+        submission = read_json(attempt.submission)
+        if submission.get("job_id") != job_id:
+            write_json(attempt.submission, {**submission, "job_id": job_id}, durable=False)
 
 
-def _verdict(attempt: AttemptDir) -> str:
+def _recorded_state(attempt: AttemptDir) -> str:
     try:
         return str(read_json(attempt.exit)["state"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,9 +1,9 @@
-"""The pulse of one rank: what it is doing, for people to see, and the watch that ends it when it stops doing it.
+"""Heartbeat of one rank: progress for people to see, and a watchdog that ends a stuck process.
 
-The loop sets attributes and beats; a daemon thread looks once a second and writes ``progress.<rank>.json`` when there
-was a beat since. A beat also winds up the watchdog, once a second at most. That is a C thread of ``faulthandler``: it
-fires also when the interpreter's lock is held, dumps all stacks to ``hang.<rank>.txt`` and ends the process at once,
-with exit code 1, so that a stuck rank cannot hold its devices.
+The training loop sets attributes and beats. Once a second a daemon thread writes ``progress.<rank>.json`` if there was
+a beat. A beat also rearms the watchdog, at most once a second. The watchdog is the C thread of
+``faulthandler.dump_traceback_later``: it fires even when a thread holds the interpreter lock, dumps all stacks to
+``hang.<rank>.txt`` and ends the process with exit code 1, so that a stuck rank does not keep its devices.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import IO
 from workloads.files.json_file import write_json
 from workloads.files.run_dir import AttemptDir
 
-LOOK_EVERY_S = 1.0
+INTERVAL_S = 1.0
 
 
 class Pulse:
-    """Progress of one rank; a context manager that watches while it is open.
+    """Progress and watchdog of one rank; a context manager.
 
     Args:
-        hang_timeout_s: seconds without a beat after which the process is ended; 0 never ends it.
+        hang_timeout_s: seconds without a beat after which the watchdog ends the process; 0 disables it.
     """
 
     def __init__(self, attempt: AttemptDir, rank: int, hang_timeout_s: int) -> None:
@@ -41,29 +41,29 @@ class Pulse:
         self._rank = rank
         self._hang_timeout_s = hang_timeout_s
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=self._write_regularly, name="pulse", daemon=True)
         self._stacks: IO[str] | None = None
-        self._wound_at = 0.0
+        self._armed_at = 0.0
 
     def beat(self, phase: str | None = None) -> None:
-        """Say that there was progress; cheap enough for every step."""
+        """Report progress; cheap enough for every step."""
         self.beats += 1
-        if self._stacks is not None and time.monotonic() - self._wound_at > LOOK_EVERY_S:
-            self._wind_up(self._hang_timeout_s)
+        if self._stacks is not None and time.monotonic() - self._armed_at > INTERVAL_S:
+            self._arm(self._hang_timeout_s)
         if phase is not None:
             self.phase = phase
 
     def await_for(self, least_s: int) -> None:
-        """Beat, and allow the next one to take that long at least: what comes now shows no progress on its way."""
+        """Beat, and allow at least ``least_s`` until the next beat, for work that cannot report progress."""
         self.beats += 1
         if self._stacks is not None:
-            self._wind_up(max(least_s, self._hang_timeout_s))
-            self._wound_at = 0.0  # the next beat winds it up as usual, however soon it comes
+            self._arm(max(least_s, self._hang_timeout_s))
+            self._armed_at = 0.0  # the next beat restores the usual timeout, however soon it comes
 
     def __enter__(self) -> Pulse:
         if self._hang_timeout_s:
             self._stacks = open(self._attempt.hang(self._rank), "w", encoding="utf-8")
-            self._wind_up(self._hang_timeout_s)
+            self._arm(self._hang_timeout_s)
         self._thread.start()
         return self
 
@@ -73,37 +73,29 @@ class Pulse:
         if self._stacks is not None:
             faulthandler.cancel_dump_traceback_later()
             self._stacks.close()
-            # An empty file would look like a hang to whoever goes by its name.
+            # People take a file of this name for a hang.
             self._attempt.hang(self._rank).unlink(missing_ok=True)
         self._write(samples_per_s=None)
 
-    def _wind_up(self, timeout_s: int) -> None:
+    def _arm(self, timeout_s: int) -> None:
         assert self._stacks is not None
-        self._wound_at = time.monotonic()
+        self._armed_at = time.monotonic()
         faulthandler.dump_traceback_later(timeout_s, exit=True, file=self._stacks)
 
-    def _look(self) -> None:
+    def _write_regularly(self) -> None:
         beats = samples = 0
-        looked = time.monotonic()
+        written_at = time.monotonic()
         self._write(samples_per_s=None)
-        while not self._stop.wait(LOOK_EVERY_S):
+        while not self._stop.wait(INTERVAL_S):
             if self.beats == beats:
                 continue
             now = time.monotonic()
-            self._write(samples_per_s=(self.samples - samples) / (now - looked) if self.samples > samples else None)
-            beats, samples, looked = self.beats, self.samples, now
+            self._write(samples_per_s=(self.samples - samples) / (now - written_at) if self.samples > samples else None)
+            beats, samples, written_at = self.beats, self.samples, now
 
     def _write(self, *, samples_per_s: float | None) -> None:
-        progress = {
-            "rank": self._rank,
-            "time": time.time(),
-            "phase": self.phase,
-            "epoch": self.epoch,
-            "epochs": self.epochs,
-            "step": self.step,
-            "steps": self.steps,
-            "samples_per_s": samples_per_s,
-        }
-        # Nobody's run may end because a progress bar could not be fed.
+        shown = ("phase", "epoch", "epochs", "step", "steps")
+        progress = {"rank": self._rank, "time": time.time(), **{name: getattr(self, name) for name in shown}}
+        # No run may fail because its progress cannot be shown.
         with contextlib.suppress(OSError):
-            write_json(self._attempt.progress(self._rank), progress)
+            write_json(self._attempt.progress(self._rank), progress | {"samples_per_s": samples_per_s})

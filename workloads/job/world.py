@@ -1,8 +1,8 @@
-"""Who am I among the ranks of a launch, and was I given what the plan asked for? Standard library only.
+"""This process among the ranks of its launch, and whether it got the planned hardware. Standard library only.
 
-Four launchers are understood, looked for in this order because an inner one inherits the outer one's variables:
-submitit's local mode (also inside an allocation), torchrun, a Slurm step, and none. A batch script without ``srun`` is
-no step: there is one process then, whatever ``SLURM_NTASKS`` says.
+Four launchers are known, checked in this order because an inner one inherits the variables of the outer one: submitit's
+local mode (also inside an allocation), torchrun, a Slurm step, and none. A batch script without ``srun`` is no step: it
+is one process, whatever ``SLURM_NTASKS`` says.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from workloads.contract import Expectation
 from workloads.errors import WrongHardwareError
 
 MEMORY_TOLERANCE = 0.15
-"""Vendors' gigabytes, drivers' reserves and error correction differ by less; an A100 of 40 and one of 80 GB by more."""
+"""Vendors' gigabytes, driver reserves and error correction explain less; an A100 with 40 GB and one with 80 differ by
+more."""
 
 _NVIDIA_SMI_TIMEOUT_S = 20
 
@@ -35,27 +36,27 @@ class Launcher(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """The place of this process among the ranks of its launch."""
+    """The position of this process among the ranks of its launch; the defaults are those of a single process."""
 
     launcher: Launcher
-    rank: int
-    size: int
-    """Ranks over all nodes."""
-    local_rank: int
+    rank: int = 0
+    size: int = 1
+    """Ranks on all nodes."""
+    local_rank: int = 0
     """Rank on this node."""
-    local_size: int
+    local_size: int = 1
     """Ranks on this node."""
-    node: int
-    nodes: int
+    node: int = 0
+    nodes: int = 1
     key: str
-    """The same for all ranks of one launch, different for any other launch, also of the same requeued job."""
+    """Equal on all ranks of one launch; every other launch, also of the same requeued job, has another one."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] = os.environ) -> World:
         """Read the launcher's variables.
 
         Raises:
-            WrongHardwareError: they contradict each other.
+            WrongHardwareError: the variables contradict each other.
         """
         if env.get("SUBMITIT_EXECUTOR") == "local" and "SUBMITIT_LOCAL_GLOBALID" in env:
             world = _of_submitit_local(env)
@@ -64,19 +65,10 @@ class World:
         elif {"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"} <= env.keys():
             world = _of_slurm(env)
         else:
-            world = cls(
-                launcher=Launcher.SINGLE,
-                rank=0,
-                size=1,
-                local_rank=0,
-                local_size=1,
-                node=0,
-                nodes=1,
-                key=f"single-{os.getpid()}",
-            )
+            world = cls(launcher=Launcher.SINGLE, key=f"single-{os.getpid()}")
         if not (0 <= world.rank < world.size and 0 <= world.local_rank < world.local_size <= world.size):
             raise WrongHardwareError(
-                f"{world.launcher} says rank {world.rank} of {world.size} and local rank {world.local_rank} of "
+                f"{world.launcher} reports rank {world.rank} of {world.size} and local rank {world.local_rank} of "
                 f"{world.local_size}",
                 why="the variables of two launchers are mixed",
                 hint="start the job with one launcher only",
@@ -85,18 +77,9 @@ class World:
 
 
 def _of_submitit_local(env: Mapping[str, str]) -> World:
-    size = int(env["SUBMITIT_LOCAL_NTASKS"])
-    rank = int(env["SUBMITIT_LOCAL_GLOBALID"])
-    return World(
-        launcher=Launcher.SUBMITIT_LOCAL,
-        rank=rank,
-        size=size,
-        local_rank=rank,
-        local_size=size,
-        node=0,
-        nodes=1,
-        key=f"local-{env.get('SUBMITIT_LOCAL_JOB_ID', '')}",
-    )
+    size, rank = int(env["SUBMITIT_LOCAL_NTASKS"]), int(env["SUBMITIT_LOCAL_GLOBALID"])
+    key = f"local-{env.get('SUBMITIT_LOCAL_JOB_ID', '')}"
+    return World(launcher=Launcher.SUBMITIT_LOCAL, key=key, rank=rank, size=size, local_rank=rank, local_size=size)
 
 
 def _of_torchrun(env: Mapping[str, str]) -> World:
@@ -132,7 +115,7 @@ def _of_slurm(env: Mapping[str, str]) -> World:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Slurm's run-length form: ``"2(x3),1"`` is ``[2, 2, 2, 1]``."""
+    """Parse Slurm's run-length form: ``"2(x3),1"`` is ``[2, 2, 2, 1]``."""
     return [int(m[1]) for m in re.finditer(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(m[2] or 1))]
 
 
@@ -146,15 +129,13 @@ class Gpu:
 
 
 def visible_gpus(env: Mapping[str, str] = os.environ) -> list[Gpu] | None:
-    """The GPUs that CUDA will show us, asked without loading a framework; None when it cannot be told.
+    """Return the GPUs that CUDA will see, without loading a framework; None when that is unknown.
 
-    Slices of a GPU (MIG) are only known to the framework, so with one selected the answer is None too.
+    ``nvidia-smi --query-gpu`` lists no MIG slices, so the answer is None where one is selected.
     """
     command = shutil.which("nvidia-smi", path=env.get("PATH"))
     selected = env.get("CUDA_VISIBLE_DEVICES")
-    if selected is not None and "MIG-" in selected:
-        return None
-    if command is None:
+    if command is None or "MIG-" in (selected or ""):
         return None
     try:
         done = subprocess.run(
@@ -177,53 +158,53 @@ def visible_gpus(env: Mapping[str, str] = os.environ) -> list[Gpu] | None:
             g for i, g in all_gpus.items() if entry == i or (entry.startswith("GPU-") and g.uuid.startswith(entry))
         ]
         if len(found) != 1:
-            break  # CUDA stops at the first entry it does not know
+            break  # CUDA ignores all entries from the first invalid one on (CUDA C++ guide, CUDA_VISIBLE_DEVICES)
         visible += found
     return visible
 
 
 def check(world: World, expect: Expectation, *, cpus: int, gpus: Sequence[Gpu] | None) -> None:
-    """Compare what was granted with what the plan asked for.
+    """Compare the job's hardware with the plan's.
 
     Args:
         cpus: cores this rank may use.
-        gpus: what this rank sees; None when that is not known yet, and then nothing is said about GPUs.
+        gpus: GPUs this rank sees; None while they are unknown, which skips their checks.
 
     Raises:
-        WrongHardwareError: names every difference.
+        WrongHardwareError: lists every difference.
     """
-    wrong = []
+    differences = []
     if world.size != expect.ranks:
-        wrong.append(f"{_count(world.size, 'rank')} started ({world.launcher}), {expect.ranks} planned")
+        differences.append(f"{_count(world.size, 'rank')} started ({world.launcher}), {expect.ranks} planned")
     elif world.nodes != expect.nodes:
-        wrong.append(f"{_count(world.nodes, 'node')} granted, {expect.nodes} planned")
+        differences.append(f"{_count(world.nodes, 'node')} granted, {expect.nodes} planned")
     if cpus < expect.cpus_per_rank:
-        wrong.append(f"rank {world.rank} may use {_count(cpus, 'core')}, {expect.cpus_per_rank} planned")
+        differences.append(f"rank {world.rank} may use {_count(cpus, 'core')}, {expect.cpus_per_rank} planned")
     if gpus is not None and expect.gpus_per_node:
-        wrong += _wrong_gpus(world, expect, gpus)
-    if wrong:
-        raise _granted_otherwise(wrong)
+        differences += _gpu_differences(world, expect, gpus)
+    if differences:
+        raise _wrong_hardware(differences)
 
 
 def check_distinct(uuids: Iterable[tuple[int, str]]) -> None:
-    """Every rank must have a device of its own.
+    """Check that every rank has a device of its own; ranks that share a GPU would measure half a GPU.
 
     Args:
-        uuids: (node, UUID of the device it computes on) of each rank, in order of rank.
+        uuids: (node, UUID of the rank's device) in order of rank.
 
     Raises:
-        WrongHardwareError: two ranks of a node share a GPU; their times would be those of half a GPU.
+        WrongHardwareError: two ranks of a node share a GPU.
     """
     owner: dict[tuple[int, str], int] = {}
     for rank, device in enumerate(uuids):
         if device in owner:
-            raise _granted_otherwise([f"ranks {owner[device]} and {rank} were given the same GPU {device[1]}"])
+            raise _wrong_hardware([f"ranks {owner[device]} and {rank} got the same GPU {device[1]}"])
         owner[device] = rank
 
 
-def _wrong_gpus(world: World, expect: Expectation, gpus: Sequence[Gpu]) -> list[str]:
+def _gpu_differences(world: World, expect: Expectation, gpus: Sequence[Gpu]) -> list[str]:
     wrong = []
-    # A site that binds GPUs to tasks shows each rank its own ones only; together they must be enough.
+    # With srun --gpu-bind or --gpus-per-task a rank sees only its own GPUs; the ranks of a node add up.
     bound = world.local_size if len(gpus) < expect.gpus_per_node else 1
     if len(gpus) * bound < expect.gpus_per_node:
         wrong.append(f"{_count(len(gpus), 'GPU')} visible, {expect.gpus_per_node} a node planned")
@@ -237,10 +218,10 @@ def _wrong_gpus(world: World, expect: Expectation, gpus: Sequence[Gpu]) -> list[
     return wrong
 
 
-def _granted_otherwise(wrong: Sequence[str]) -> WrongHardwareError:
+def _wrong_hardware(differences: Sequence[str]) -> WrongHardwareError:
     return WrongHardwareError(
-        "the job was given other hardware than planned",
-        why="; ".join(wrong),
+        "the job's hardware differs from the plan",
+        why="; ".join(differences),
         hint="nothing was trained; compare the job's request with cluster.toml, then orchestrate retry",
     )
 

@@ -82,7 +82,7 @@ def test_an_edited_spec_is_not_the_run_any_more(tmp_path: Path) -> None:
     run.write_spec(spec)
     assert run.read_spec() == spec
     run.spec.write_text(run.spec.read_text().replace('"lr": 0.05', '"lr": 0.9'))
-    with pytest.raises(ValueError, match="edited: what it says to train is another run than"):
+    with pytest.raises(ValueError, match="edited: its training configuration no longer matches run"):
         run.read_spec()
 
 
