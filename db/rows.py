@@ -83,7 +83,7 @@ def run_rows(specs: Sequence[RunSpec]) -> list[Row]:
     """
     columns = []
     for converter, values in zip(_converters(runs), zip(*map(_run_values(), specs), strict=True), strict=True):
-        columns.append(converter.values(list(map(str, values) if converter.name == "hardware" else values)))
+        columns.append(converter.values(list(values)))
     return list(zip(*columns, strict=True))
 
 
@@ -91,7 +91,8 @@ def run_rows(specs: Sequence[RunSpec]) -> list[Row]:
 def _run_values() -> attrgetter[Row]:
     """Return a function that reads a run's values in the table's order: fields of the spec, else of its ``train``."""
     own = {field.name for field in fields(RunSpec)}
-    return attrgetter(*(c.name if c.name in own else f"train.{c.name}" for c in runs.columns))
+    texts = {"hardware": "train.hardware.text"}
+    return attrgetter(*(c.name if c.name in own else texts.get(c.name, f"train.{c.name}") for c in runs.columns))
 
 
 def upsert(connection: Connection, table: Table, rows: Sequence[Row]) -> None:

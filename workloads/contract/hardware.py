@@ -1,9 +1,9 @@
-"""What a run trains on, and how a strategy maps processes to it."""
+"""The devices of a run, and how a strategy maps processes to them."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 
@@ -14,7 +14,7 @@ class Topology(StrEnum):
     ONE_PROCESS = "one_process"
     """One process drives all devices (eager, DataParallel, torchgpipe, MirroredStrategy)."""
     PROCESS_PER_DEVICE = "process_per_device"
-    """One rank a device (DDP, FSDP, Horovod, pipelining, DeepSpeed)."""
+    """One rank per device (DDP, FSDP, Horovod, pipelining, DeepSpeed)."""
 
 
 _HARDWARE = re.compile(r"(?P<kind>[A-Za-z][A-Za-z0-9_.-]*):(?P<devices>[1-9]\d{0,4})(?:x(?P<nodes>[1-9]\d{0,4}))?")
@@ -22,21 +22,27 @@ _HARDWARE = re.compile(r"(?P<kind>[A-Za-z][A-Za-z0-9_.-]*):(?P<devices>[1-9]\d{0
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What a run trains on: ``"a100:2"`` two GPUs of one node, ``"a100:4x2"`` four on each of two nodes."""
+    """The devices of a run: ``"a100:2"`` is two GPUs of one node, ``"a100:4x2"`` four on each of two nodes."""
 
     kind: str
     """``"cpu"``, ``"gpu"`` (any GPU) or a logical GPU type of the cluster file."""
     devices_per_node: int
     """GPUs, or CPU ranks, on each node."""
     nodes: int = 1
+    text: str = field(init=False, repr=False, compare=False)
+    """What :meth:`parse` reads; kept because every run id contains it."""
+
+    def __post_init__(self) -> None:
+        nodes = f"x{self.nodes}" if self.nodes > 1 else ""
+        object.__setattr__(self, "text", f"{self.kind}:{self.devices_per_node}{nodes}")
 
     @classmethod
     @lru_cache(maxsize=4096)
     def parse(cls, text: str) -> Hardware:
-        """Read ``KIND:DEVICES`` or ``KIND:DEVICESxNODES``.
+        """Parse ``KIND:DEVICES`` or ``KIND:DEVICESxNODES``.
 
         Raises:
-            ValueError: the text is not of that form.
+            ValueError: the text has another form.
         """
         match = _HARDWARE.fullmatch(text)
         if match is None:
@@ -61,5 +67,4 @@ class Hardware:
         return 0 if self.is_cpu else self.devices
 
     def __str__(self) -> str:
-        nodes = f"x{self.nodes}" if self.nodes > 1 else ""
-        return f"{self.kind}:{self.devices_per_node}{nodes}"
+        return self.text

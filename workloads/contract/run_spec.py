@@ -1,4 +1,4 @@
-"""One planned run: training configuration, execution settings, and what the job must find."""
+"""One planned run: training configuration, execution settings and expectations of the job."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ SPEC_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """How a run is carried out. Not identity: none of it may change what is learned."""
+    """Execution settings. Not identity: none of them may change what is learned."""
 
     time_limit_s: int = key(3600, name="time_limit", unit="time")
     mem_bytes: int | None = key(None, name="mem", unit="memory")
-    """Host memory a node; None takes the cluster file's."""
+    """Host memory per node; None is the cluster file's default."""
     checkpoint_every: int = key(1, ge=0)
     """Epochs between checkpoints; 0 writes none."""
     hang_timeout_s: int = key(600, ge=0, le=3650 * 86400)
-    """A rank without progress for this long ends the run; 0 switches the watch off."""
+    """The run fails when a rank makes no progress for so long; 0 disables the watchdog."""
     retries: int = key(0, ge=0)
-    """How often it is sent again by itself when its program fails or hangs."""
+    """How often recovery resubmits the run when its program fails or hangs."""
 
 
 EXECUTION_KEYS: Mapping[str, str] = {f.metadata.get("name", f.name): f.name for f in fields(Execution)}
@@ -34,7 +34,7 @@ EXECUTION_KEYS: Mapping[str, str] = {f.metadata.get("name", f.name): f.name for 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What the job must find when it starts, in numbers; checked in ``workloads.job.world`` within seconds."""
+    """What the job must find when it starts; ``workloads.job.world`` checks it within seconds."""
 
     ranks: int
     """World size."""
@@ -45,7 +45,7 @@ class Expectation:
     gpu_name: str = ""
     """Text that each GPU's name must contain; empty accepts any."""
     gpu_memory_gb: float = 0.0
-    """Nominal memory of each GPU in GB (10^9), accepted within 15 %; 0 accepts any."""
+    """Nominal memory of each GPU in GB (10^9 bytes), accepted within 15 %; 0 accepts any."""
     allow_mig: bool = False
 
 
@@ -55,7 +55,7 @@ class RunSpec:
 
     run_id: str
     label: str
-    """For people; not unique. The full label, never shortened."""
+    """For people; not unique, of any length."""
     experiment: str
     train: TrainConfig
     execution: Execution
@@ -63,13 +63,13 @@ class RunSpec:
     target: str
     """``local`` or the cluster's name."""
     data_root: str
-    """Absolute folder that holds data sets; may be empty when the data set is embedded."""
+    """Absolute path of the data sets; may be empty where the package contains the data set."""
     dataset_digest: str = ""
-    """Digest of the data set's content at submit; empty where it could not be had."""
+    """Digest of the data set's content at submit; empty where it is unknown."""
     code_digest: str = ""
     """Digest of the ``workloads`` package at submit."""
     snapshot: str = ""
-    """Name of the code that was submitted, see ``workloads.provenance.code_snapshot``; empty before that."""
+    """Name of the submitted code, see ``workloads.provenance.code_snapshot``; empty before submit."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -89,7 +89,11 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """Raises ValueError when the data is not a spec this version can read."""
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: the data is no spec, or of another version.
+        """
         if data.get("spec_version") != SPEC_VERSION:
             raise ValueError(f"spec_version {data.get('spec_version')!r} is not {SPEC_VERSION}")
         rest = {k: v for k, v in data.items() if k not in {"spec_version", "train", "execution", "expect"}}

@@ -5,16 +5,16 @@ from __future__ import annotations
 from enum import StrEnum
 
 RANK_LOST = "rank_lost"
-"""Failure class of a rank that only saw its peer go: whoever saw the whole job end knows more."""
+"""Failure class of a rank whose peer vanished: the executor, which sees the whole job, knows more."""
 
 
 class State(StrEnum):
-    """The state of a run or of one attempt; the words that files, tables and JSON use."""
+    """The state of a run or of one attempt, as files, tables and JSON name it."""
 
     PLANNED = "planned"
-    """Nothing was sent yet."""
+    """Not submitted yet."""
     SUBMITTING = "submitting"
-    """The intent is recorded, the scheduler's answer is not."""
+    """The intent is recorded, the executor has not answered."""
     PENDING = "pending"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -29,7 +29,7 @@ class State(StrEnum):
 
     @property
     def live(self) -> bool:
-        """Whether work may still be going on, so that nothing new may be sent for this run."""
+        """Whether the attempt may still run, so that no other may be submitted."""
         return self in {State.SUBMITTING, State.PENDING, State.RUNNING}
 
     @property

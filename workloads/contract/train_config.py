@@ -16,10 +16,10 @@ from workloads.contract.flat import flat
 from workloads.contract.hardware import Hardware
 
 IDENTITY_VERSION = 1
-"""Raised only when the meaning of an existing field changes; a new field with a default needs no raise."""
+"""Increment it only when the meaning of an existing field changes; a new field with a default needs no increment."""
 
 INT64 = range(-(2**63), 2**63)
-"""What TOML and every database take as whole numbers."""
+"""Whole numbers that TOML and every database can hold."""
 
 RUN_ID_DIGITS = 16
 """Hex digits of a run id: 64 bits, so a collision among a million runs has a chance of 3e-8."""
@@ -37,7 +37,7 @@ def key(default: Any, **allowed: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """The science of one run: everything that may change what is learned or how fast. All of it is identity.
+    """The training configuration of one run: all that may change what is learned or how fast. All of it is identity.
 
     Field names are the keys of ``experiment.toml`` and the columns of the table ``runs``.
     """
@@ -56,9 +56,9 @@ class TrainConfig:
 
     epochs: int = key(10, ge=1)
     steps: int | None = key(None, ge=1)
-    """Train for this many optimiser steps instead of ``epochs``."""
+    """Train for this many optimizer steps instead of ``epochs``."""
     batch_size: int = key(128, ge=1)
-    """Global: samples per optimiser step over all ranks."""
+    """Global: samples per optimizer step over all ranks."""
     optimizer: str = key("sgd", choices=("sgd", "adam", "adamw"))
     lr: float = key(0.05, gt=0)
     momentum: float = key(0.9, ge=0, le=1)
@@ -78,8 +78,8 @@ class TrainConfig:
     """``off``; ``default``: the model through ``torch.compile``; ``graphs``: the training step recorded once as a CUDA
     graph and replayed; ``default_graphs``: both. An odd last batch and evaluation run as with ``off``."""
     cudnn_benchmark: bool = False
-    """cuDNN tries its algorithms out on each new shape and keeps the fastest, so that rounding may differ between two
-    equal runs; otherwise its heuristics choose. GPUs only."""
+    """cuDNN benchmarks its algorithms on each new shape and keeps the fastest, so that two equal runs may round
+    differently; otherwise its heuristics choose. GPUs only."""
     batch_norm: str = key("batch", choices=("batch", "frozen"))
     """``batch``, or ``frozen``: running statistics are used and never updated; weight and bias still learn."""
     dropout: float | None = key(None, ge=0, lt=1)
@@ -89,7 +89,7 @@ class TrainConfig:
     stem: str = key("imagenet", choices=("imagenet", "cifar"))
     """ResNet only: ``imagenet`` (7x7 stride 2 and max-pool) or ``cifar`` (3x3 stride 1, no pool)."""
     image_size: int | None = key(None, ge=1)
-    """Pixels a side that the model sees; None is the data set's own (or the model's, where it has one size only)."""
+    """Pixels per side of the model's input; None is the data set's own size, or the model's where it has only one."""
 
     loader: str = key("resident", choices=("resident", "dataloader"))
     """``resident``: uint8 tensors on the device; ``dataloader``: torch DataLoader with PIL transforms."""
@@ -99,34 +99,31 @@ class TrainConfig:
     """``none``, ``flip`` or ``crop_flip`` (pad by an eighth, random crop, random flip)."""
     drop_last: bool = False
     train_fraction: float = key(1.0, gt=0, le=1)
-    """Share of the training images, drawn once per seed, the same for all strategies."""
+    """Share of the training images, drawn once per seed and the same for all strategies."""
     test_fraction: float = key(1.0, gt=0, le=1)
-    """Share of the test images likewise, for trials: an accuracy over part of them is no result."""
+    """Share of the test images, drawn likewise; for trials, since an accuracy over part of them is no result."""
     eval_every: int = key(1, ge=0)
-    """Epochs between evaluations; 0 evaluates once, at the end. The end is always evaluated."""
+    """Epochs between evaluations; 0 evaluates only at the end, which is always evaluated."""
 
     def identity(self) -> dict[str, Any]:
         """The fields that are hashed: the required ones, seed and repeat always, others where not default."""
-        identity: dict[str, Any] = {"v": IDENTITY_VERSION}
-        for name, default in _IDENTITY_FIELDS:
-            value = getattr(self, name)
-            if default is _ALWAYS or value != default:
-                identity[name] = str(value) if isinstance(value, Hardware) else value
-        return identity
+        values = _identity_values(self)
+        hashed = compress(zip(_IDENTITY_NAMES, values, strict=True), map(ne, values, _IDENTITY_DEFAULTS))
+        return {"v": IDENTITY_VERSION, **dict(hashed)}
 
     def run_id(self) -> str:
         """Hash of :meth:`identity`; the same on every machine, Python version and key order."""
-        # The JSON text of identity() with sorted keys, put together here: a matrix hashes tens of thousands of these.
+        # The text of json.dumps(self.identity(), sort_keys=True), twice as fast: a plan hashes tens of thousands.
         values = _identity_values(self)
-        told = compress(zip(_IDENTITY_PREFIXES, values, strict=True), map(ne, values, _IDENTITY_DEFAULTS))
-        parts = [prefix + _JSON_OF.get(type(value), _json)(value) for prefix, value in told]
+        hashed = compress(zip(_IDENTITY_PREFIXES, values, strict=True), map(ne, values, _IDENTITY_DEFAULTS))
+        parts = [prefix + _JSON_OF.get(type(value), _json)(value) for prefix, value in hashed]
         parts.append(f'"v":{IDENTITY_VERSION}')
         parts.sort()
         return hashlib.sha256(f"{{{','.join(parts)}}}".encode()).hexdigest()[:RUN_ID_DIGITS]
 
     def to_json(self) -> dict[str, Any]:
         """All fields, ready for ``json.dump``."""
-        return flat(self) | {"hardware": str(self.hardware)}
+        return flat(self) | {"hardware": self.hardware.text}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -146,20 +143,21 @@ class TrainConfig:
             raise ValueError(str(error)) from error
 
 
-_ALWAYS: Any = object()
-_IDENTITY_FIELDS: list[tuple[str, Any]] = [
-    (
-        f.name,
-        _ALWAYS
-        if f.name in {"seed", "repeat"}
-        or (f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING)
-        else ({} if f.name == "strategy_options" else f.default),
-    )
-    for f in fields(TrainConfig)
-]
-_IDENTITY_PREFIXES = [f'"{name}":' for name, _ in _IDENTITY_FIELDS]
-_IDENTITY_DEFAULTS = [default for _, default in _IDENTITY_FIELDS]
-_identity_values = attrgetter(*(name for name, _ in _IDENTITY_FIELDS))
+_ALWAYS_HASHED: Any = object()
+"""Differs from every value."""
+
+
+def _identity_default(f: dataclasses.Field[Any]) -> Any:
+    if f.name == "strategy_options":
+        return {}
+    always = f.name in {"seed", "repeat"} or f.default is dataclasses.MISSING
+    return _ALWAYS_HASHED if always else f.default
+
+
+_IDENTITY_NAMES = [f.name for f in fields(TrainConfig)]
+_IDENTITY_DEFAULTS = [_identity_default(f) for f in fields(TrainConfig)]
+_IDENTITY_PREFIXES = [f'"{name}":' for name in _IDENTITY_NAMES]
+_identity_values = attrgetter(*("hardware.text" if name == "hardware" else name for name in _IDENTITY_NAMES))
 
 
 def _json(value: Any) -> str:
@@ -168,7 +166,7 @@ def _json(value: Any) -> str:
 
 def _json_of_float(value: float) -> str:
     if not math.isfinite(value):
-        raise ValueError(f"{value} has no place in a run's identity")
+        raise ValueError(f"{value} cannot be part of a run's identity")
     return float.__repr__(value)
 
 
@@ -177,6 +175,5 @@ _JSON_OF: dict[type, Callable[[Any], str]] = {
     int: int.__repr__,
     float: _json_of_float,
     bool: ("false", "true").__getitem__,
-    Hardware: lambda hardware: f'"{hardware}"',
 }
-"""Quicker ways to the same text as :func:`_json`."""
+"""Faster ways to the text of :func:`_json`."""

@@ -13,12 +13,12 @@ from dataclasses import asdict, fields
 from operator import attrgetter
 from typing import Any
 
-from workloads.contract import SPEC_VERSION, Execution, Expectation, Hardware, RunSpec, TrainConfig
+from workloads.contract import SPEC_VERSION, Execution, Expectation, RunSpec, TrainConfig
 from workloads.files.json_file import encode_json
 
 _NAMES = [f.name for f in fields(RunSpec) if f.name != "train"]
 _NAMES += [f"train.{f.name}" for f in fields(TrainConfig)]
-_values_of = attrgetter(*_NAMES)
+_values_of = attrgetter(*("train.hardware.text" if name == "train.hardware" else name for name in _NAMES))
 
 
 def pack_specs(specs: Sequence[RunSpec]) -> bytes:
@@ -31,8 +31,6 @@ def pack_specs(specs: Sequence[RunSpec]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Hardware):
-        return str(value)
     return asdict(value) if isinstance(value, (Execution, Expectation)) else value
 
 
