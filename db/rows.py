@@ -115,7 +115,11 @@ def _upsert_sql(table: Table, dialect: str) -> str:
 
 @cache
 def _converters(table: Table) -> list[_Converter]:
-    return [_Converter(c.name, *_CONVERSIONS.get(type(c.type), (str, _text)), bool(c.nullable)) for c in table.columns]
+    converters = []
+    for column in table.columns:
+        plain, convert = _CONVERSIONS.get(type(column.type), (str, _text))
+        converters.append(_Converter(column.name, plain, convert, bool(column.nullable)))
+    return converters
 
 
 def _int(value: Any) -> int:

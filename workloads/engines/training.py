@@ -18,7 +18,7 @@ from workloads.engines.backend import Backend
 from workloads.job import world
 from workloads.job.context import Job, print_error, print_progress
 from workloads.measurement import telemetry, timing
-from workloads.metrics import Measurements, metrics
+from workloads.metrics import Measurements, all_metrics
 
 COMPILE_PATIENCE_S = 1800
 """The compiler reports no progress, and takes many minutes for a large model on a busy node."""
@@ -253,7 +253,7 @@ class Training:
             backend=self._backend,
             beat=self._job.pulse.beat,
         )
-        for metric in sorted(metrics().values(), key=lambda metric: metric.changes_model):
+        for metric in sorted(all_metrics().values(), key=lambda metric: metric.changes_model):
             self._job.result.metrics[metric.name] = metric.measure(found)
 
     def _save(self) -> None:

@@ -6,13 +6,15 @@ to 0004) may lack. Nullable columns of ``results`` need no migration.
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0005"
 down_revision = None
 
-ADDED = (
+ADDED: tuple[tuple[str, sa.Column[Any]], ...] = (
     ("attempts", sa.Column("recovery", sa.Text(), nullable=True)),
     # Earlier runs trained with what is the default of these keys.
     ("runs", sa.Column("compile", sa.Text(), nullable=False, server_default="off")),
