@@ -17,6 +17,7 @@ from workloads import registry
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PACKAGES = ("orchestrator", "workloads", "db")
 DOCUMENTS = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
@@ -107,7 +108,7 @@ def test_relative_links_resolve(document: Path) -> None:
 def test_the_architecture_names_existing_files_and_all_of_the_orchestrator() -> None:
     """Paths are relative to the root or to a package."""
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    roots = [ROOT, *(ROOT / package for package in ("orchestrator", "workloads", "db"))]
+    roots = [ROOT, *(ROOT / package for package in PACKAGES)]
     named = {path for path in re.findall(r"`([a-z_]+/[\w./]+)`", text) if "NAME" not in path}
     for path in named:
         assert any((root / path).exists() for root in roots), path
@@ -116,3 +117,15 @@ def test_the_architecture_names_existing_files_and_all_of_the_orchestrator() -> 
         str(path) for path in found if path.parent.name not in {"", "cli", "verbs"} and not path.name.startswith("__")
     }
     assert required <= named, required - named
+
+
+def test_the_walks_name_existing_functions() -> None:
+    """Every row of the walks in ARCHITECTURE.md names a file and functions or classes that are defined in it."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split("\n## Three walks\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([\w/]+\.py)` \| ([^|]+) \|", text, re.MULTILINE)
+    assert len(rows) > 30
+    for path, names in rows:
+        (file,) = (root / path for root in (ROOT, *(ROOT / p for p in PACKAGES)) if (root / path).exists())
+        source = file.read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"^ *(def|class) {name}\b", source, re.MULTILINE), f"{path} defines no {name}"
