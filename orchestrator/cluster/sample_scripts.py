@@ -55,7 +55,7 @@ def sample(profile: ClusterProfile, hardware: str, time_limit_s: int, *, runs: P
     cpus = resources.default_cpus(profile)(asked, asked.devices)
     train = TrainConfig(model="cnn", dataset="digits", strategy=_PROBE, hardware=asked, cpus=cpus)
     strategy = registry.strategies()[_PROBE]
-    shape = resources.shape(train, Execution(time_limit_s=time_limit_s), strategy, profile, None)
+    shape = resources.place(train, Execution(time_limit_s=time_limit_s), strategy, profile, None)
     if isinstance(shape, str):
         return Sample(hardware, time_limit_s, reason=shape)
     try:

@@ -44,9 +44,9 @@ class TargetRules:
         known = self._known.get(key)
         if known is None:
             run = _Run(train, execution)
-            known = first_exclusion(self.rules, run, {}) or self._shape(run)
-            assert not isinstance(known, str), "the rule hardware has reported it"
-            self._known[key] = known
+            placed = first_exclusion(self.rules, run, {}) or self._shape(run)
+            assert not isinstance(placed, str), "the rule hardware has reported it"
+            known = self._known[key] = placed
         return known
 
     def _packages_reason(self, run: _Run) -> str:
@@ -67,7 +67,7 @@ class TargetRules:
         return shape if isinstance(shape, str) else ""
 
     def _shape(self, run: _Run) -> ResourceShape | str:
-        return resources.shape(run.train, run.execution, self._strategy(run), self._profile, self._machine)
+        return resources.place(run.train, run.execution, self._strategy(run), self._profile, self._machine)
 
     def _strategy(self, run: _Run) -> StrategyDeclaration:
         strategy = registry.find(self._plugins.strategies, run.train.strategy)

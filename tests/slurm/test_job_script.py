@@ -100,7 +100,7 @@ def _shape(profile: ClusterProfile, hardware: str, strategy: str, seconds: int) 
         cpus=resources.default_cpus(profile)(asked, 1),
     )
     execution = Execution(time_limit_s=seconds)
-    shape = resources.shape(train, execution, registry.strategies()[strategy], profile, None)
+    shape = resources.place(train, execution, registry.strategies()[strategy], profile, None)
     assert isinstance(shape, ResourceShape), shape
     return shape
 

@@ -28,7 +28,7 @@ def placed(profile: ClusterProfile, hardware: str, strategy: str = "ddp", hours:
     cpus = resources.default_cpus(profile)(asked, asked.devices)
     train = TrainConfig(model="cnn", dataset="digits", strategy=strategy, hardware=asked, cpus=cpus)
     execution = Execution(time_limit_s=hours * 3600)
-    shape = resources.shape(train, execution, registry.strategies()[strategy], profile, None)
+    shape = resources.place(train, execution, registry.strategies()[strategy], profile, None)
     assert isinstance(shape, ResourceShape), shape
     return shape
 
@@ -330,7 +330,7 @@ def test_the_time_limit_is_announced_within_the_job(minutes: int, lead: int) -> 
     profile = cluster_file.load("sol")
     shape = placed(profile, "a100:1", "eager")
     train = Execution(time_limit_s=minutes * 60)
-    short = resources.shape(
+    short = resources.place(
         TrainConfig(model="cnn", dataset="digits", strategy="eager", hardware=Hardware("a100", 1), cpus=12),
         train,
         registry.strategies()["eager"],

@@ -60,7 +60,7 @@ def shape(
     if cpus is None:
         cpus = resources.default_cpus(profile)(asked, asked.devices if strategy == "ddp" else 1)
     train = TrainConfig(model="cnn", dataset="digits", strategy=strategy, hardware=asked, cpus=cpus)
-    return resources.shape(train, execution or Execution(), registry.strategies()[strategy], profile, machine)
+    return resources.place(train, execution or Execution(), registry.strategies()[strategy], profile, machine)
 
 
 def placed(hardware: str, strategy: str = "ddp", **how: object) -> ResourceShape:
@@ -120,13 +120,13 @@ def test_any_gpu_is_the_default_one() -> None:
 @pytest.mark.parametrize(
     ("hardware", "strategy", "cpus", "execution", "why"),
     [
-        ("a30:4", "ddp", None, {}, "4 GPUs on one node are asked for, and a30 nodes of lab have 3 GPUs"),
+        ("a30:4", "ddp", None, {}, "it needs 4 GPUs per node, and a30 nodes of lab have 3 GPUs"),
         ("a100:2", "ddp", None, {}, "cluster lab has no a100; it has: a30, cpu"),
         ("a30:1x2", "eager", None, {}, "eager is one process, which cannot drive the devices of 2 nodes"),
         ("a30:2", "ddp", 25, {}, "25 cores cannot be shared evenly by 2 ranks; set cpus to a multiple of 2"),
         ("a30:2", "ddp", 1, {}, "1 cores cannot be shared evenly by 2 ranks; set cpus to a multiple of 2"),
-        ("a30:2", "ddp", 50, {}, "50 cores a node are asked for, and a30 nodes have 48"),
-        ("a30:2", "ddp", None, {"mem_bytes": 600 * GIB}, "600G of memory a node are asked for, and nodes have 512G"),
+        ("a30:2", "ddp", 50, {}, "it needs 50 cores per node, and a30 nodes have 48"),
+        ("a30:2", "ddp", None, {"mem_bytes": 600 * GIB}, "it needs 600G of memory per node, and nodes have 512G"),
     ],
 )
 def test_what_no_node_can_hold(
@@ -173,8 +173,8 @@ def test_a_preemptable_queue_needs_permission() -> None:
     ("hardware", "days", "caps"),
     [
         ("a30:1", 8, "public ends jobs after 7-00:00:00"),
-        ("a30:1x3", 1, "public gives 2 nodes at most"),
-        ("a30:2x2", 1, "public gives 3 GPUs at most"),
+        ("a30:1x3", 1, "public allows at most 2 nodes"),
+        ("a30:2x2", 1, "public allows at most 3 GPUs"),
         ("a30:2x2", 8, "public ends jobs after 7-00:00:00"),
     ],
 )
@@ -182,7 +182,7 @@ def test_no_queue_fits(hardware: str, days: int, caps: str) -> None:
     """The caps of every queue are in the message."""
     why = shape(hardware, on=site(gpu=QUEUES), execution=Execution(time_limit_s=days * 86400))
     assert why == (
-        f"no a30 queue takes a job of {days}-00:00:00: owners is preemptable (allow_preemptable = false); "
+        f"no a30 queue accepts a job of {days}-00:00:00: owners is preemptable (allow_preemptable = false); "
         f"htc/public ends jobs after 0-04:00:00; {caps}"
     )
 
@@ -192,7 +192,7 @@ def test_a_cap_on_cores() -> None:
     limits = Execution(time_limit_s=5 * 3600)
     assert placed("a30:1x2", on=site(gpu=QUEUES), cpus=60, execution=limits).partition == "public"
     why = shape("a30:1x2", on=site(gpu=QUEUES), cpus=62, execution=limits)
-    assert isinstance(why, str) and why.endswith("public gives 60 cores at most")
+    assert isinstance(why, str) and why.endswith("public allows at most 60 cores")
 
 
 def test_whole_nodes_are_held_and_part_of_them_used() -> None:
@@ -212,7 +212,7 @@ def test_memory_goes_with_the_gpus_that_are_held() -> None:
     assert placed("a30:1", on=site(mem="all")).mem_bytes == WHOLE_NODE
     without = site(gpu='mem_style = "none"')
     assert placed("a30:1", on=without).mem_bytes is None
-    assert shape("a30:1", on=without, execution=gib) == "cluster lab takes no request for memory; remove mem"
+    assert shape("a30:1", on=without, execution=gib) == "cluster lab does not allow memory requests; remove mem"
 
 
 def test_cores_that_are_asked_for_by_gpu() -> None:
@@ -220,7 +220,7 @@ def test_cores_that_are_asked_for_by_gpu() -> None:
     by_gpu = site(gpu='cpus_by = "gpu"')
     assert placed("a30:2", on=by_gpu, cpus=8).cpus_per_rank == 4
     assert shape("a30:2", "eager", on=by_gpu, cpus=9) == (
-        "9 cores cannot be asked for evenly with 2 GPUs; set cpus to a multiple of 2"
+        "9 cores cannot be shared evenly by 2 GPUs; set cpus to a multiple of 2"
     )
 
 
@@ -229,14 +229,14 @@ def test_slices_and_other_processors() -> None:
     sliced = site(gpu="mig = true")
     assert placed("a30:1", on=sliced).allow_mig
     assert shape("a30:2", on=sliced) == (
-        "a30 is a slice of a GPU: one process sees one slice, and slices cannot train together"
+        "a30 is a MIG slice: a process sees one slice, so slices cannot train together"
     )
     arm = '[cluster.lab.gpu.gh200]\nnode_gpus = 1\ncpus_per_gpu = 72\narch = "aarch64"\n'
     assert shape("gh200:1", on=site(gpu=arm)) == (
         "gh200 nodes are aarch64: they need an interpreter of their own (python in [cluster.lab.gpu.gh200])"
     )
     assert placed("gh200:1", on=site(gpu=arm + 'python = "/arm/bin/python"')).gpu == "gh200"
-    assert shape("gh200:2", on=site(gpu=arm)) == ("2 GPUs on one node are asked for, and gh200 nodes of lab have 1 GPU")
+    assert shape("gh200:2", on=site(gpu=arm)) == ("it needs 2 GPUs per node, and gh200 nodes of lab have 1 GPU")
 
 
 def test_launchers_that_cannot_start_the_ranks() -> None:
@@ -267,7 +267,7 @@ def test_gpus_of_this_machine(hardware: str) -> None:
         ("gpu:3", A_PAIR, "gpu:3 needs 3 such GPUs, and this machine has 2 (NVIDIA H100 80GB HBM3)"),
         ("a100:1", A_PAIR, "a100:1 needs 1 such GPUs, and this machine has 2 (NVIDIA H100 80GB HBM3)"),
         ("gpu:1", Machine(), "gpu:1 needs 1 such GPUs, and this machine has none"),
-        ("cpu:4", Machine(), "4 cores are asked for, and this machine has 2"),
+        ("cpu:4", Machine(), "it needs 4 cores, and this machine has 2"),
         ("cpu:1x2", Machine(), "cpu:1x2 needs 2 nodes, and this is one machine"),
     ],
 )

@@ -18,14 +18,14 @@ PYTHON = "/scratch/me/env/bin/python"
 SHIPPED = sorted(cluster_file.shipped())
 
 NO_PAIR = {
-    ("lonestar6", "a100-small"): "2 GPUs on one node are asked for, and a100-small nodes of lonestar6 have 1 GPU",
+    ("lonestar6", "a100-small"): "it needs 2 GPUs per node, and a100-small nodes of lonestar6 have 1 GPU",
     ("mahti", "a100.5gb"): "a100.5gb is a slice of a GPU",
     ("narval", "a100.10gb"): "a100.10gb is a slice of a GPU",
     ("nibi", "h100.10gb"): "h100.10gb is a slice of a GPU",
     ("rorqual", "h100.10gb"): "h100.10gb is a slice of a GPU",
     ("sherlock", "a30-slice"): "a30-slice is a slice of a GPU",
     ("sol", "a100.20gb"): "a100.20gb is a slice of a GPU",
-    ("sol", "gh200"): "2 GPUs on one node are asked for, and gh200 nodes of sol have 1 GPU",
+    ("sol", "gh200"): "it needs 2 GPUs per node, and gh200 nodes of sol have 1 GPU",
 }
 """What has no pair, and the words that say so."""
 
@@ -72,7 +72,7 @@ def test_a_pair_of_each_type(name: str) -> None:
             assert not cap or pair.time_limit_s <= cap
         longest = max(m.time_limit_s for m in made)
         if nodes.queue:
-            assert f"no {kind} queue takes a job of" in next(m.reason for m in made if m.time_limit_s == longest)
+            assert f"no {kind} queue accepts a job of" in next(m.reason for m in made if m.time_limit_s == longest)
 
 
 def test_every_device_without_a_pair_is_known() -> None:

@@ -174,16 +174,16 @@ def a_file(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("trouble", "why"),
     [
-        (full_disk, "0.0 MiB do not fit: 0.0 MiB are free there, and 5% of the disk stay so"),
+        (full_disk, "0.0 MiB do not fit: 0.0 MiB are free there, and 5% of the disk must stay free"),
         (no_space_left, "No space left on device"),
-        (changing, "it changed while it was copied"),
+        (changing, "the data set changed during the copy"),
         (unset, "$NODE_DISK/stage is no absolute path on this node; is the variable set here?"),
         (relative, "stage is no absolute path on this node"),
-        (of_others, "is somebody else's, or others may write to it"),
+        (of_others, "belongs to another user, or others may write to it"),
         (a_file, "Not a directory"),
     ],
 )
-def test_trouble_leaves_the_data_set_where_it_is(
+def test_a_failed_copy_leaves_the_job_with_the_original(
     root: Path,
     node: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -198,7 +198,7 @@ def test_trouble_leaves_the_data_set_where_it_is(
     facts = told(mine)
     assert why in facts["why_not"] and not facts["copied"] and facts["to"] == str(root)
     said = capfd.readouterr().err
-    assert "the data set is not staged to" in said and why in said and f"it is read from {root}" in said
+    assert "the data set is not staged to" in said and why in said and f"the job reads it from {root}" in said
     assert not node.is_dir() or {path.suffix for path in node.iterdir()} <= {".lock", ".failed"}
 
 
@@ -307,7 +307,7 @@ def test_the_cluster_file_says_where_and_the_node_knows_what_its_variables_are()
     profile = cluster_file.parse_file(PROFILE.format(stage="$TMPDIR"), "c")["lab"]
     train = TrainConfig(model="cnn", dataset="mnist", strategy="probe", hardware=Hardware("cpu", 1), cpus=1)
     strategy = registry.strategies()["probe"]
-    shape = resources.shape(train, Execution(), strategy, profile, None)
+    shape = resources.place(train, Execution(), strategy, profile, None)
     assert not isinstance(shape, str)
     text = job_script.render(shape, profile, runs=Path("/runs"), python="/usr/bin/python3")
     assert "export ORCHESTRATE_STAGE='$TMPDIR'\n" in text
@@ -323,7 +323,7 @@ def test_the_cluster_file_says_where_and_the_node_knows_what_its_variables_are()
         ("/a\\tb", "control character"),
     ],
 )
-def test_a_stage_that_no_node_has_is_refused(stage: str, message: str) -> None:
+def test_an_impossible_stage_is_an_error_in_the_cluster_file(stage: str, message: str) -> None:
     """Located in the cluster file."""
     with pytest.raises(ClusterError, match=r"cluster\.lab\.stage") as refused:
         cluster_file.parse_file(PROFILE.format(stage=stage), "c")

@@ -1,4 +1,4 @@
-"""The four published studies: their cells, where they can run, and what stands in them as a comment."""
+"""The four published studies: their cells, the targets that can run them, and the extensions in their comments."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from orchestrator.planning.matrix import Cell, Matrix
 from workloads import registry
 from workloads.contract import Hardware
 
-WISHES = "# What its authors wished for"
-STUDIES = [name for name in starter_studies.names() if WISHES in starter_studies.read(name)]
+EXTENSIONS = "# Extensions that its authors proposed"
+STUDIES = [name for name in starter_studies.names() if EXTENSIONS in starter_studies.read(name)]
 ON_GPUS_ONLY = "data_parallel needs GPUs"
 
 
@@ -40,9 +40,9 @@ def expand(text: str, *sets: str, profile: ClusterProfile | None = None) -> Matr
     return matrix.expand(spec, default_cpus=resources.default_cpus(profile))
 
 
-def with_wishes(name: str) -> str:
+def with_extensions(name: str) -> str:
     """A study as it is when somebody has taken the # away."""
-    head, _, rest = starter_studies.read(name).partition(WISHES)
+    head, _, rest = starter_studies.read(name).partition(EXTENSIONS)
     return head + "\n".join(line.removeprefix("# ") for line in rest.splitlines()[1:] if line != "#")
 
 
@@ -50,7 +50,7 @@ def refusals(cells: Sequence[Cell], profile: ClusterProfile | None, machine: Mac
     found = {}
     for cell in cells:
         strategy = registry.strategies()[cell.train.strategy]
-        shape = resources.shape(cell.train, cell.execution, strategy, profile, machine)
+        shape = resources.place(cell.train, cell.execution, strategy, profile, machine)
         if isinstance(shape, str):
             found[cell.label] = shape
     return found
@@ -87,9 +87,9 @@ def test_each_published_row_is_one_cell(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_with_every_wish_a_figure_stands_beside_the_work_of_its_row_only(name: str) -> None:
+def test_published_figures_match_only_the_cells_of_their_row_with_all_extensions(name: str) -> None:
     """Not beside another batch or another way with the same strategy. From whatever weights: those of the study that
-    went on from ImageNet's are a wish, and the figures that it published do not depend on them. And of whatever share
+    went on from ImageNet's are an extension, and the figures that it published do not depend on them. And of whatever share
     of the data, which miniatures set."""
 
     def rows(found: Matrix) -> list[tuple[str, dict[str, Any]]]:
@@ -100,17 +100,17 @@ def test_with_every_wish_a_figure_stands_beside_the_work_of_its_row_only(name: s
         return {key: value for key, value in cell.train.to_json().items() if key not in elsewhere}
 
     theirs = dict(rows(expand(starter_studies.read(name))))
-    wished = rows(expand(with_wishes(name)))
-    assert len(wished) >= len(theirs) > 0
-    for figures, done in wished:
+    extended = rows(expand(with_extensions(name)))
+    assert len(extended) >= len(theirs) > 0
+    for figures, done in extended:
         assert done == theirs[figures]
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_sol_has_a_place_for_every_cell_and_every_wish(name: str) -> None:
-    """Nothing is excluded, by a rule or for want of hardware; no wish repeats a cell or means nothing."""
+def test_sol_can_run_every_cell_and_every_extension(name: str) -> None:
+    """No cell is excluded, by a rule or for lack of hardware; no extension repeats a cell or has ignored keys."""
     sol = cluster_file.load("sol")
-    found = expand(with_wishes(name), profile=sol)
+    found = expand(with_extensions(name), profile=sol)
     assert len(found.cells) > len(expand(starter_studies.read(name), profile=sol).cells)
     assert (found.excluded, found.merged, found.notes) == ([], 0, [])
     assert refusals(found.cells, sol, None) == {}
