@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from orchestrator.cluster import resources
-from orchestrator.config.experiment import ExperimentSpec, matches
+from orchestrator.config.experiment import ExperimentSpec, Published, matches
 from orchestrator.config.keys import StrategyChoice
 from orchestrator.config.tables import FIGURES
 from orchestrator.planning import matrix
@@ -33,7 +33,7 @@ def with_published(rows: Sequence[Mapping[str, Any]], spec: ExperimentSpec) -> I
         options = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in _options(row).items())
         choice = StrategyChoice(row["strategy"], options)
         settings = {**row, "strategy": choice, "hardware": Hardware.parse(row["hardware"])}
-        found = [rule.published for rule in spec.published if matches(settings, rule.match)]
+        found: list[Published | None] = [r.published for r in spec.published if matches(settings, r.match)]
         for published in found or [None]:
             values = published.figures if published else {}
             columns = {PREFIX + name: values.get(name) for name in names}

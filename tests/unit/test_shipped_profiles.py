@@ -19,12 +19,12 @@ SHIPPED = sorted(cluster_file.shipped())
 
 NO_PAIR = {
     ("lonestar6", "a100-small"): "it needs 2 GPUs per node, and a100-small nodes of lonestar6 have 1 GPU",
-    ("mahti", "a100.5gb"): "a100.5gb is a slice of a GPU",
-    ("narval", "a100.10gb"): "a100.10gb is a slice of a GPU",
-    ("nibi", "h100.10gb"): "h100.10gb is a slice of a GPU",
-    ("rorqual", "h100.10gb"): "h100.10gb is a slice of a GPU",
-    ("sherlock", "a30-slice"): "a30-slice is a slice of a GPU",
-    ("sol", "a100.20gb"): "a100.20gb is a slice of a GPU",
+    ("mahti", "a100.5gb"): "a100.5gb is a MIG slice",
+    ("narval", "a100.10gb"): "a100.10gb is a MIG slice",
+    ("nibi", "h100.10gb"): "h100.10gb is a MIG slice",
+    ("rorqual", "h100.10gb"): "h100.10gb is a MIG slice",
+    ("sherlock", "a30-slice"): "a30-slice is a MIG slice",
+    ("sol", "a100.20gb"): "a100.20gb is a MIG slice",
     ("sol", "gh200"): "it needs 2 GPUs per node, and gh200 nodes of sol have 1 GPU",
 }
 """What has no pair, and the words that say so."""
