@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from orchestrator.cluster.site_facts import Association, NodeGroup, Partition, Qos, SiteFacts
 from orchestrator.shipped_files import jinja_environment
@@ -42,9 +42,8 @@ class QueueLine:
 
     def items(self) -> list[str]:
         """``key = value`` of all that is not a default."""
-        limit = format_time_limit(self.max_time_s) if self.max_time_s else ""
-        values = {"partition": self.partition, "qos": self.qos, "max_time": limit, "max_nodes": self.max_nodes}
-        values |= {"max_gpus": self.max_gpus, "max_cpus": self.max_cpus, "preemptable": self.preemptable}
+        values = {key.removesuffix("_s"): value for key, value in asdict(self).items()}
+        values["max_time"] = format_time_limit(self.max_time_s) if self.max_time_s else ""
         return [f"{key} = {_toml(value)}" for key, value in values.items() if value or key == "partition"]
 
 

@@ -97,9 +97,7 @@ def expand(value: str, places: Mapping[str, str]) -> str:
     expanded = os.path.expandvars(value)
     if "$" in expanded:
         name = expanded[expanded.index("$") :].split("/")[0]
-        raise invalid(
-            f"{show(value)}: {name} is not set here", "set it before the command, or write the value itself"
-        )
+        raise invalid(f"{show(value)}: {name} is not set here", "set it before the command, or write the value itself")
     for word in re.findall(r"\{(\w+)\}", expanded):
         if word not in places and word != "user":
             raise invalid(f"{show(value)}: {{{word}}} is unknown", "known are {user} and, where it is set, {scratch}")
@@ -130,9 +128,7 @@ def _expanded(value: str, info: ValidationInfo) -> str:
 def _absolute(value: str, info: ValidationInfo) -> str:
     path = _expanded(value, info)
     if path and not path.startswith("/"):
-        raise invalid(
-            f"{show(value)} is not an absolute path", "write the path from /: jobs run in other folders"
-        )
+        raise invalid(f"{show(value)} is not an absolute path", "write the path from /: jobs run in other folders")
     return path
 
 

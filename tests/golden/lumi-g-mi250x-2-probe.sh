@@ -1,6 +1,6 @@
 #!/bin/bash
-# 2xmi250x-2ranks on lumi-g: written by orchestrate. The job's name, the range of the array and
-# the dependency are arguments of sbatch, which win over the lines below.
+# 2xmi250x-2ranks on lumi-g: written by orchestrate. Job name, array range and dependency
+# are arguments of sbatch, which override the lines below.
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=2
 #SBATCH --cpus-per-task=7
@@ -19,7 +19,7 @@ fail() { # exit code, message
     exit "$1"
 }
 
-# Under --export=NONE there may be no PATH, and srun would pass on nothing to the ranks.
+# With --export=NONE, PATH may be unset, and srun passes no variables to the ranks (man sbatch, SLURM_EXPORT_ENV).
 export PATH="${PATH:+$PATH:}"/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin
 export SLURM_EXPORT_ENV=ALL
 
@@ -34,7 +34,7 @@ python=/scratch/me/env/bin/python
 [ -x "$python" ] || fail 91 "no interpreter $python here: is it on a disk that compute nodes see?"
 command -v srun >/dev/null || fail 92 "no srun on PATH: set slurm_bin in the cluster file"
 
-# The code as it was submitted comes before any other that Python would find; each run checks that it does.
+# The submitted code comes first on Python's path; each run checks that it imports this code.
 code=/scratch/me/study/runs/jobs/"$SLURM_JOB_NAME/code"
 if [ -s "$code" ]; then export PYTHONPATH="$(<"$code")${PYTHONPATH:+:$PYTHONPATH}"; fi
 
@@ -42,9 +42,9 @@ job="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
 folder=/scratch/me/study/runs/jobs/"$job"
 mkdir -p -- "$folder" || fail 93 "cannot make $folder: is it on a disk that compute nodes see?"
 log="$folder/$job${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
-# What to run is the same for all tasks, and lies under the job's name: its number is not known before it is sent.
+# The call is the same for all tasks. It is stored under the job's name, because sbatch assigns the number later.
 call=/scratch/me/study/runs/jobs/"$SLURM_JOB_NAME/call.pkl"
-# One of that name may be there, from a controller that lost its state and gives its numbers again.
+# A file of this name may exist where a controller lost its state and assigns job numbers again.
 if [ -e "$call" ] && [ ! "$call" -ef "${log}_submitted.pkl" ]; then
     ln -f -- "$call" "${log}_submitted.pkl" 2>/dev/null || cp -- "$call" "${log}_submitted.pkl"
 fi
@@ -54,7 +54,7 @@ status=
 srun --nodes=1 --ntasks=2 --ntasks-per-node=2 --cpus-per-task=7 --kill-on-bad-exit=1 --wait=60 --unbuffered \
     --output="${log}_%t_log.out" --error="${log}_%t_log.err" "${rank[@]}"
 status=$?
-# A launch block of your own need not set it.
+# The launch block of a user's template may leave it unset.
 status="${status:-$?}"
 
 exit "$status"

@@ -205,7 +205,7 @@ def test_all_mistakes_come_at_once_each_in_its_place() -> None:
         "matrix.lr[4]": ('"0.1" is not a number', "write 0.1 without quotes"),
         "matrix.lr[5]": ("-1 is out of range", "write a value of more than 0"),
         "matrix.lr[6]": ("0 is out of range", "write a value of more than 0"),
-        "matrix.seed": ("an empty list: the product over it has no cell", "give at least one value"),
+        "matrix.seed": ("an empty list: the product over it has no cell", "add a value"),
         "matrix.strategy[1]": ('there is no strategy "dpd"', 'did you mean "ddp"?'),
         "matrix.strategy[2].bucket_cap_mb": ("0 is out of range", "write a value of at least 1"),
         "matrix.strategy[2].static": ('unknown key "static"', 'did you mean "static_graph"?'),

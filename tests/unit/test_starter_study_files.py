@@ -52,7 +52,7 @@ def test_the_blocks_that_the_demo_shows_as_comments_work() -> None:
     assert marker
     blocks = "\n".join(line.removeprefix("# ") for line in rest.splitlines()[1:] if line != "#")
     found = expand(head + blocks)
-    assert [e.why for e in found.excluded] == ["too slow to wait for"] * 2
+    assert [e.why for e in found.excluded] == ["too slow"] * 2
     assert [c.label for c in found.cells if c.train.model == "resnet18"] == ["resnet18-ddp(bucket_cap_mb=10)-cpu2-s0"]
     assert [c.train.model for c in found.cells if c.published] == ["cnn", "cnn"]
     assert not found.notes
