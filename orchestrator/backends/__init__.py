@@ -1,1 +1,1 @@
-"""How runs are carried out: ``local`` (a queue with leases on this machine) or ``slurm``, behind one ``protocol``."""
+"""Backends execute runs: ``local`` on this machine, ``slurm`` on a cluster. Both implement ``base.Executor``."""

@@ -1,18 +1,19 @@
-"""How an attempt ended: the verdict in ``exit.json``, and the pure function that reaches it."""
+"""How an attempt ended: what its files report, and the pure functions that both backends decide with."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from orchestrator.backends.base import Status
-from workloads.contract import RANK_LOST, RunResult, State
+from orchestrator.backends import submit_lock
+from orchestrator.backends.base import Observation, Status
+from workloads.contract import RANK_LOST, State
 from workloads.files.event_log import read_events
-from workloads.files.json_file import read_json, write_json
 from workloads.files.run_dir import AttemptDir
 
 _STATE_OF_REASON = {
@@ -20,59 +21,15 @@ _STATE_OF_REASON = {
     "host_memory": State.OUT_OF_MEMORY,
     "wrong_hardware": State.WRONG_HARDWARE,
 }
-"""Failure classes that are states of their own; every other one is ``failed``."""
+"""Failure classes with a state of their own; all others are ``failed``."""
 
-_TOLD_TO_END = os.EX_TEMPFAIL
-"""Exit code of a rank that obeyed SIGTERM, SIGINT or SIGUSR2 (``workloads.job.entry.ExitCode.INTERRUPTED``)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """The content of ``exit.json``."""
-
-    state: State
-    reason: str = ""
-    message: str = ""
-    exit_codes: tuple[int | None, ...] = ()
-    """By rank; negative for a signal, None for a rank that was not waited for."""
-    ended_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    nodes: str = ""
-    """Where it ran, as the scheduler says it; empty in local mode, and where nobody knows."""
-
-    def write(self, attempt: AttemptDir) -> None:
-        data = {"state": self.state.value, "reason": self.reason, "message": self.message}
-        data |= {"nodes": self.nodes} if self.nodes else {}
-        write_json(attempt.exit, {**data, "exit_codes": list(self.exit_codes), "ended_at": self.ended_at})
-
-    @classmethod
-    def read(cls, attempt: AttemptDir) -> Exit | None:
-        """None when there is none, or a damaged one."""
-        try:
-            data = read_json(attempt.exit)
-            return cls(
-                State(data["state"]),
-                str(data["reason"]),
-                str(data["message"]),
-                tuple(data["exit_codes"]),
-                str(data["ended_at"]),
-                str(data.get("nodes", "")),
-            )
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+INTERRUPTED_EXIT = os.EX_TEMPFAIL
+"""Exit code of a rank that obeyed SIGTERM, SIGINT or SIGUSR2 (``ExitCode.INTERRUPTED`` of the job)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """Why a supervisor ended a run that was still going."""
-
-    state: State
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What a rank said of its own failure."""
+class RankFailure:
+    """A failure that a rank recorded in its events."""
 
     rank: int
     time: float
@@ -80,117 +37,140 @@ class Failure:
     message: str
 
 
-def since_start(attempt: AttemptDir, kind: str, *, rank: int = 0) -> list[dict[str, Any]]:
-    """A rank's events of a kind since its last start: what a requeued job did before says nothing of how it ended."""
-    events, _ = read_events(attempt.events(rank), 0, "start", kind)
+def events_since_start(directory: AttemptDir, kind: str, *, rank: int = 0) -> list[dict[str, Any]]:
+    """Return a rank's events of a kind since its last start; a requeued job leaves those of earlier starts."""
+    events, _ = read_events(directory.events(rank), 0, "start", kind)
     starts = [index for index, e in enumerate(events) if e["event"] == "start"]
     return [e for e in events[starts[-1] if starts else 0 :] if e["event"] == kind]
 
 
-def first_failure(attempt: AttemptDir, num_ranks: int) -> Failure | None:
-    """The earliest error that a rank recorded since it last started, without those that only lost their partner."""
-    failures = []
-    for rank in range(num_ranks):
-        failures += [
-            Failure(rank, float(e["time"]), str(e.get("failure_class", "program_error")), str(e.get("message", "")))
-            for e in since_start(attempt, "error", rank=rank)
-            if isinstance(e.get("time"), (int, float)) and e.get("failure_class") != RANK_LOST
-        ]
+def first_failure(directory: AttemptDir, num_ranks: int) -> RankFailure | None:
+    """Return the earliest error since the last start, except of ranks that only lost their peer."""
+    failures = [
+        RankFailure(rank, float(e["time"]), str(e.get("failure_class", "program_error")), str(e.get("message", "")))
+        for rank in range(num_ranks)
+        for e in events_since_start(directory, "error", rank=rank)
+        if isinstance(e.get("time"), (int, float)) and e.get("failure_class") != RANK_LOST
+    ]
     return min(failures, key=lambda f: f.time, default=None)
 
 
-def hung_ranks(attempt: AttemptDir, num_ranks: int) -> list[int]:
-    """Ranks whose own watchdog wrote down where they were stuck."""
+def hung_ranks(directory: AttemptDir, num_ranks: int) -> list[int]:
+    """Return the ranks whose watchdog wrote their stacks."""
     hung = []
     for rank in range(num_ranks):
-        try:
-            if attempt.hang(rank).stat().st_size > 0:
+        with contextlib.suppress(OSError):
+            if directory.hang(rank).stat().st_size > 0:
                 hung.append(rank)
-        except OSError:
-            continue
     return hung
 
 
-def read_result_or_none(attempt: AttemptDir) -> RunResult | None:
-    """The job's ``result.json``; None when it is missing, damaged or another run's."""
+def result_status(directory: AttemptDir) -> Status | None:
+    """Return the status in ``result.json``; None without a valid one, or from a rank that only lost its peer."""
     try:
-        return attempt.read_result()
+        result = directory.read_result()
     except (OSError, ValueError):
         return None
+    return None if result.reason == RANK_LOST else Status(State(result.state), result.reason, result.message)
 
 
-def result_status(attempt: AttemptDir) -> Status | None:
-    """How the job itself says that it ended; None when it did not, or only a rank that saw its peer go did."""
-    result = read_result_or_none(attempt)
-    if result is None or result.reason == RANK_LOST:
-        return None
-    return Status(State(result.state), result.reason, result.message)
+def last_change(paths: Iterable[Path]) -> float | None:
+    """Return the newest modification time of those files that exist, in seconds since the epoch."""
+    times = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times, default=None)
+
+
+def read_tail(path: Path, size: int = 4096) -> str:
+    """Return the last bytes of a log as text; empty if it cannot be read."""
+    with contextlib.suppress(OSError), open(path, "rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - size))
+        return stream.read().decode(errors="replace")
+    return ""
+
+
+def final_status(o: Observation) -> Status | None:
+    """Return the status of an attempt that has a successful result or ``exit.json``; None for others."""
+    if o.result is not None and o.result.state is State.SUCCEEDED:
+        return o.result
+    return o.exit
+
+
+def unsubmitted_status(o: Observation) -> Status:
+    """Return the status of an attempt whose intent is recorded and that no queue has."""
+    if o.submit_host is not None:
+        return Status(State.SUBMITTING, "submitting", submit_lock.describe_holder(o.submit_host))
+    return Status(State.SUBMITTING, "interrupted", "submit was interrupted; orchestrate submit continues it")
 
 
 def conclude(
     *,
     exit_codes: Sequence[int | None],
-    ending: Ending | None = None,
-    result: RunResult | None = None,
-    failure: Failure | None = None,
+    stopped: Status | None = None,
+    result: Status | None = None,
+    failure: RankFailure | None = None,
     hung: Sequence[int] = (),
     oom_killed: bool = False,
-    last_words: str = "",
-) -> Exit:
-    """Weigh what is known of an attempt whose ranks have all ended.
+    last_line: str = "",
+) -> Status:
+    """Return the status of an attempt whose ranks have all ended.
 
-    A result of success stands whatever came after it. Then counts why the supervisor ended the run, then what the ranks
-    said themselves, then how they exited.
+    A successful result stands, whatever came after it. Next in rank: why the supervisor stopped the attempt, what the
+    ranks reported, how they exited.
 
     Args:
         exit_codes: by rank.
-        ending: set when the supervisor ended the run.
-        result: the job's own, if it wrote one.
+        stopped: why the supervisor stopped the attempt, if it did.
+        result: of ``result.json``.
         failure: the first error that a rank recorded.
         hung: ranks whose watchdog fired.
-        oom_killed: the kernel ran out of memory meanwhile.
-        last_words: the end of the failed rank's error log.
+        oom_killed: the kernel's OOM killer ran meanwhile.
+        last_line: of the failed rank's error log.
     """
     codes = tuple(exit_codes)
+    killed = [rank for rank, code in enumerate(codes) if code == -signal.SIGKILL]
+    failed = [rank for rank, code in enumerate(codes) if code not in {0, None, INTERRUPTED_EXIT}]
 
-    def verdict(state: State, reason: str = "", message: str = "") -> Exit:
-        return Exit(state, reason, message, codes)
+    def status(state: State, reason: str = "", message: str = "") -> Status:
+        return Status(state, reason, message, codes)
 
-    if result is not None and result.state == State.SUCCEEDED:
-        return verdict(State.SUCCEEDED)
-    if ending is not None and ending.state in {State.CANCELLED, State.TIMEOUT}:
-        return verdict(ending.state, ending.reason, ending.message)
+    def copy(known: Status, line: str = "") -> Status:
+        return status(known.state, known.reason, _join(known.message, line))
+
+    if result is not None and result.state is State.SUCCEEDED:
+        return copy(result)
+    if stopped is not None and stopped.state in {State.CANCELLED, State.TIMEOUT}:
+        return copy(stopped)
     if hung:
         stacks = " and ".join(f"hang.{rank}.txt" for rank in hung)
-        return verdict(State.FAILED, "hang", f"no progress; {stacks} shows where the run was stuck")
-    if ending is not None and ending.reason == "hang":
-        return verdict(ending.state, ending.reason, ending.message)
+        return status(State.FAILED, "hang", f"no progress; see where the run hung in {stacks}")
+    if stopped is not None and stopped.reason == "hang":
+        return copy(stopped)
     if failure is not None:
         state = _STATE_OF_REASON.get(failure.reason, State.FAILED)
-        return verdict(state, failure.reason, f"rank {failure.rank}: {failure.message}")
-    if result is not None and result.reason != RANK_LOST:
-        return verdict(State(result.state), result.reason, result.message)
-    killed = [rank for rank, code in enumerate(codes) if code == -signal.SIGKILL]
+        return status(state, failure.reason, f"rank {failure.rank}: {failure.message}")
+    if result is not None:
+        return copy(result)
     if killed and oom_killed:
-        return verdict(
-            State.OUT_OF_MEMORY, "host_memory", f"the kernel killed rank {killed[0]}: the machine's memory was full"
-        )
-    if ending is not None:
-        return verdict(ending.state, ending.reason, _with(ending.message, last_words))
-    failed = [rank for rank, code in enumerate(codes) if code not in {0, None, _TOLD_TO_END}]
+        full = f"the kernel's OOM killer ended rank {killed[0]}: this machine's memory was full"
+        return status(State.OUT_OF_MEMORY, "host_memory", full)
+    if stopped is not None:
+        return copy(stopped, last_line)
     if failed:
         how = describe_exit(codes[failed[0]])
-        return verdict(State.FAILED, "program_error", _with(f"rank {failed[0]} {how}", last_words))
-    if _TOLD_TO_END in codes:
-        rank = codes.index(_TOLD_TO_END)
-        return verdict(State.PREEMPTED, "signal", f"rank {rank} was told to end by a signal that was not ours")
-    return verdict(State.FAILED, "no_result", "all ranks ended as if all was well, but wrote no result")
+        return status(State.FAILED, "program_error", _join(f"rank {failed[0]} {how}", last_line))
+    if INTERRUPTED_EXIT in codes:
+        rank = codes.index(INTERRUPTED_EXIT)
+        return status(State.PREEMPTED, "signal", f"rank {rank} ended on a signal that orchestrate did not send")
+    return status(State.FAILED, "no_result", "all ranks exited with code 0 but wrote no result")
 
 
 def describe_exit(code: int | None) -> str:
-    """An exit code in words."""
+    """Describe an exit code."""
     if code is None:
-        return "ended unseen"
+        return "ended with an unknown exit code"
     if code < 0:
         try:
             name = signal.Signals(-code).name
@@ -200,5 +180,5 @@ def describe_exit(code: int | None) -> str:
     return f"ended with exit code {code}"
 
 
-def _with(message: str, last_words: str) -> str:
-    return f"{message}: {last_words}" if last_words else message
+def _join(message: str, line: str) -> str:
+    return f"{message}: {line}" if line else message

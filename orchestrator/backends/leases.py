@@ -1,13 +1,13 @@
-"""Machine-wide leases: names with at most one holder, for GPUs, CPU cores, queues and supervisors.
+"""Machine-wide leases: names with at most one holder, for GPUs, CPU cores, queues, submits and supervisors.
 
-A lease is a Unix datagram socket bound to a name in Linux's abstract namespace. The kernel lets one socket have a name
-and frees it when the last process that has the socket is gone, however it ended. Child processes inherit the socket, so
-a device stays leased as long as any process of its run lives, whatever happens to those that started it.
+A lease is a Unix datagram socket bound to a name in Linux's abstract namespace (man 7 unix). The kernel lets one socket
+have a name, and frees it when the last process with the socket has ended, however it ended. Child processes inherit the
+socket, so a device stays leased while any process of its run lives.
 
-Why not lock files: they need a folder that all users of the machine can write to, where a cleaner of /tmp may remove a
-locked file, a private /tmp hides it, and another user's symbolic link or umask gets in the way; and run folders lie on
-file systems without locks. An abstract name has no file. It is shared by all processes of a network namespace: two
-containers on one machine do not see each other's leases unless they share the host's network.
+Lock files (and filelock) do not do that: they need a folder that all users of the machine can write to, where a cleaner
+of /tmp may remove a locked file, a private /tmp hides it, and another user's symbolic link or umask gets in the way;
+and run folders may lie on file systems without locks. All processes of a network namespace share the abstract names:
+two containers on one machine do not see each other's leases unless they share the host's network.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ import hashlib
 import os
 import socket
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 DOMAIN_VARIABLE = "ORCHESTRATE_LEASES"
 """Leases under different values of this variable do not see each other. Unset: one domain for the machine."""
 
 
 class Lease:
-    """A held name. Let go by :meth:`release`, or by the end of the last process that inherited it."""
+    """A held name, until :meth:`release` or the end of the last process that inherited it."""
 
     def __init__(self, name: str, descriptor: int) -> None:
         self.name = name
         self._descriptor = descriptor
 
     def fileno(self) -> int:
-        """For ``pass_fds``: a child that gets it holds the lease too."""
+        """Return the descriptor for ``pass_fds``: a child that inherits it holds the lease too."""
         return self._descriptor
 
     def release(self) -> None:
-        """Let go in this process; children that inherited the lease keep it. Once only."""
+        """Release the lease in this process, once; children that inherited it keep it."""
         os.close(self._descriptor)
 
 
 def acquire(name: str) -> Lease | None:
-    """Hold a name; None when somebody else has it."""
+    """Acquire a name; None if it is held."""
     holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         holder.bind(_address(name))
@@ -52,15 +53,15 @@ def acquire(name: str) -> Lease | None:
 
 
 def acquire_up_to(names: Iterable[str], count: int) -> list[Lease]:
-    """Hold up to ``count`` of the names, in their order; names that others have are passed over."""
-    taken: list[Lease] = []
+    """Acquire the first ``count`` free ones of the names, or as many as are free."""
+    acquired: list[Lease] = []
     for name in names:
-        if len(taken) == count:
+        if len(acquired) == count:
             break
         lease = acquire(name)
         if lease is not None:
-            taken.append(lease)
-    return taken
+            acquired.append(lease)
+    return acquired
 
 
 def release(leases: Sequence[Lease]) -> None:
@@ -69,13 +70,13 @@ def release(leases: Sequence[Lease]) -> None:
 
 
 def is_held(name: str) -> bool:
-    """Whether anybody holds a name. Looks without touching it."""
+    """Whether any process holds a name."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_address(name))
         except ConnectionRefusedError:
             return False
-        # Any other answer (another user's socket refuses us, its buffer is full) comes from a living holder.
+        # Any other error (EACCES of another user's socket, EAGAIN of a full buffer) comes from a living holder.
         except OSError:
             return True
     return True
@@ -89,8 +90,23 @@ def core_name(number: int) -> str:
     return f"core/{number}"
 
 
+def queue_name(runs: Path) -> str:
+    """Name the one queue of a runs folder on this machine."""
+    return f"queue/{os.path.realpath(runs)}"
+
+
+def submit_name(runs: Path) -> str:
+    """Name the one submit at work in a runs folder on this machine."""
+    return f"submit/{os.path.realpath(runs)}"
+
+
+def supervisor_name(token: str) -> str:
+    """Name the supervisor of an attempt, which holds this while it lives."""
+    return f"supervisor/{token}"
+
+
 def _address(name: str) -> bytes:
     domain = os.environ.get(DOMAIN_VARIABLE, "")
-    # Hashed, as the kernel allows 107 bytes and MIG names and people's domains are long.
+    # A hash, as sun_path holds 108 bytes (man 7 unix), and MIG names and domains are long.
     digest = hashlib.sha256(f"{domain}\0{name}".encode(errors="surrogateescape")).hexdigest()[:32]
     return f"\0orchestrate/{digest}".encode()

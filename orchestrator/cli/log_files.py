@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.backends.exit_status import Exit
+from orchestrator.backends.base import Status
 from workloads.files.event_log import read_events
 from workloads.files.run_dir import AttemptDir, jobs_folder
 
@@ -59,7 +59,7 @@ def print_logs(attempt: AttemptDir, job_id: str | None, selection: LogSelection,
     tail = _Tail()
     while True:
         # Checked before the logs are read, so that the last lines are not missed.
-        ended = not follow or Exit.read(attempt) is not None or attempt.result.exists()
+        ended = not follow or Status.read_exit(attempt) is not None or attempt.result.exists()
         printed = tail.print_new(files(attempt, job_id, selection))
         if ended and not (follow and printed):
             return bool(tail.offsets)

@@ -12,49 +12,28 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
 
 import typer
 
 from orchestrator.cli import output
-from orchestrator.cli.progress import Bars, Lines
+from orchestrator.cli.progress import Bars, Lines, View
 from orchestrator.cli.refresh import refresh_runs
 from orchestrator.errors import InputError, OrchestrateError
 from orchestrator.tracking.status_summary import StatusSummary
+from orchestrator.tracking.tracker import RunStatus
+from orchestrator.workspace import Workspace
 from workloads.contract import State
 from workloads.lazy import lazy_imports
 
 with lazy_imports(__name__):
+    from orchestrator.cli import backlog as backlogs
     from orchestrator.cli import full_screen
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from orchestrator.cli.backlog import Backlog
-    from orchestrator.tracking.tracker import RunStatus
-    from orchestrator.workspace import Workspace
 
 POLL_S = 0.5
 MAX_BUSY_SHARE = 0.2
 """Share of the time spent on polling: with thousands of runs it would load a login node, which is shared."""
 EXIT_INTERRUPTED = 130
 """Exit code of shells for SIGINT: 128 + 2."""
-
-
-class View(Protocol):
-    """Shows summaries."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
-
-    def show(self, seen: StatusSummary) -> None:
-        """Show a new summary."""
-
-    def pause(self, seconds: float) -> bool:
-        """Wait for the next poll, and return whether to go on."""
 
 
 class _NoteHandler(logging.Handler):
@@ -76,7 +55,7 @@ class Monitor:
         workspace: Workspace,
         *,
         only: Collection[str] | None = None,
-        backlog: Backlog | None = None,
+        backlog: backlogs.Backlog | None = None,
         recover: bool = True,
     ) -> None:
         """Monitor the runs of a workspace.
@@ -147,7 +126,7 @@ def follow(poll: Callable[[], StatusSummary], view: View, *, until_over: bool = 
             seen = poll()
             spent_s = time.monotonic() - started
             view.show(seen)
-            if until_over and seen.over and not seen.problem:
+            if until_over and seen.is_finished and not seen.problem:
                 return seen, False
             if not view.pause(max(POLL_S, spent_s / MAX_BUSY_SHARE)):
                 return seen, True
@@ -157,7 +136,7 @@ def wait(
     workspace: Workspace,
     run_ids: Sequence[str],
     command: str,
-    backlog: Backlog | None = None,
+    backlog: backlogs.Backlog | None = None,
     *,
     recover: bool = True,
 ) -> Counter[State]:

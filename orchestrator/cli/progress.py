@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
 from orchestrator.cli import output
 from orchestrator.tracking.status_summary import StatusSummary, describe_progress, describe_waiting, fraction_done
+from orchestrator.tracking.tracker import RunStatus
 from workloads.contract import State
 from workloads.lazy import lazy_imports
 
 with lazy_imports(__name__):
     from rich import console, progress
-
-if TYPE_CHECKING:
-    from orchestrator.tracking.tracker import RunStatus
 
 LINE_EVERY_S = 10.0
 """Shortest time between two lines about all runs, seconds."""
@@ -27,7 +24,26 @@ _QUIET = {State.PLANNED, State.SUBMITTING, State.PENDING}
 """A change between these states is not worth a line."""
 
 
-class Lines:
+class View:
+    """Shows summaries of runs."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def show(self, seen: StatusSummary) -> None:
+        """Show a new summary."""
+        raise NotImplementedError
+
+    def pause(self, seconds: float) -> bool:
+        """Wait for the next poll, and return whether to go on."""
+        time.sleep(seconds)
+        return True
+
+
+class Lines(View):
     """A line for each change, and from time to time one about all runs."""
 
     def __init__(self, report: Callable[[str], None], *, from_start: bool = True) -> None:
@@ -41,12 +57,6 @@ class Lines:
         self._summary_at, self._summary = float("-inf"), ""
         self._known: dict[str, tuple[int, State]] | None = {} if from_start else None
         self._notes: Collection[str] = ()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
     def show(self, seen: StatusSummary) -> None:
         notes = [*seen.notes, *([f"states are as last seen: {seen.problem}"] if seen.problem else [])]
@@ -62,13 +72,9 @@ class Lines:
         self._known = {run.run_id: (run.attempt, run.state) for run in seen.runs}
         summary = summarize(seen)
         pause_s = SAME_LINE_EVERY_S if summary == self._summary else LINE_EVERY_S
-        if time.monotonic() - self._summary_at >= pause_s and not seen.over:
+        if time.monotonic() - self._summary_at >= pause_s and not seen.is_finished:
             self._summary_at, self._summary = time.monotonic(), summary
             self._report(summary)
-
-    def pause(self, seconds: float) -> bool:
-        time.sleep(seconds)
-        return True
 
 
 def _shorten(label: str) -> str:
@@ -90,7 +96,7 @@ def summarize(seen: StatusSummary) -> str:
     return text + (f": {details}" if details else "")
 
 
-class Bars:
+class Bars(View):
     """A bar for all runs, and one for each running run."""
 
     def __init__(self) -> None:
@@ -113,10 +119,6 @@ class Bars:
 
     def __exit__(self, *error: object) -> None:
         self._bars.stop()
-
-    def pause(self, seconds: float) -> bool:
-        time.sleep(seconds)
-        return True
 
     def show(self, seen: StatusSummary) -> None:
         notes = (*seen.notes, seen.problem)

@@ -10,16 +10,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from orchestrator.cli.output import printable
-from orchestrator.tracking.status_summary import Group, StatusSummary, describe_progress, fraction_done
+from orchestrator.tracking.status_summary import ReasonGroup, StatusSummary, describe_progress, fraction_done
+from orchestrator.tracking.tracker import RunStatus
 from workloads.contract import State
-
-if TYPE_CHECKING:
-    from orchestrator.tracking.tracker import RunStatus
 
 _MAX_GROUPS = 3
 """Reasons of one kind that are shown."""
@@ -65,7 +62,7 @@ class Choice:
 
     def runs(self, seen: StatusSummary) -> Sequence[RunStatus]:
         """Return the listed runs."""
-        return [run for run in seen.ordered if self.filter.accepts(run)]
+        return [run for run in seen.sorted_runs if self.filter.accepts(run)]
 
     def index(self, runs: Sequence[RunStatus]) -> int:
         """Return where the selected run is; it stays selected when it moves in the list."""
@@ -161,7 +158,7 @@ def _head(seen: StatusSummary, width: int) -> list[Text]:
     ended = f" {seen.num_ended:,}/{seen.total:,} ended"
     fraction = seen.num_ended / seen.total if seen.total else 0.0
     lines = [title, Text(_bar(fraction, max(1, min(60, width - len(ended) - 2))) + ended), _counts(seen)]
-    lines += _groups("waits", seen.waiting_for, "yellow", with_label=False)
+    lines += _groups("waits", seen.waiting_reasons, "yellow", with_label=False)
     lines += _groups("ended", seen.failures, "red", with_label=True)
     lines += [Text(printable(note), "magenta") for note in seen.notes[:_MAX_GROUPS]]
     return [*lines, Text()]
@@ -181,11 +178,11 @@ def _counts(seen: StatusSummary) -> Text:
     return text
 
 
-def _groups(title: str, groups: Sequence[Group], style: str, *, with_label: bool) -> list[Text]:
+def _groups(title: str, groups: Sequence[ReasonGroup], style: str, *, with_label: bool) -> list[Text]:
     lines = []
     for group in groups[:_MAX_GROUPS]:
         label = f"   ({printable(group.label)})" if with_label else ""
-        lines.append(Text(f"{title} {group.count:>6,} x {printable(group.words)}{label}", style))
+        lines.append(Text(f"{title} {group.count:>6,} x {printable(group.reason)}{label}", style))
     if (more := len(groups) - _MAX_GROUPS) > 0:
         lines.append(Text(f"{title} ... and for {more} more reasons", style))
     return lines

@@ -1,4 +1,4 @@
-"""Whether a cluster file fits its cluster: what Slurm says of accounts, limits, queues, and of each planned script."""
+"""Checks of a cluster file: against what Slurm reports about accounts, limits and queues, and script by script."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from orchestrator.cluster.discovery import Run
 from orchestrator.cluster.profile import ClusterProfile, ClusterQueue, Nodes
 from orchestrator.cluster.site_facts import SiteFacts
 from orchestrator.doctor.findings import Finding, fail, note, ok
+from orchestrator.planning import planner
 from orchestrator.planning.plan import Plan
 from orchestrator.units import format_time_limit
 
 QUESTIONS = ("sinfo", "partitions", "config", "user", "associations", "qos")
-TRIALS = 24
-"""Scripts × queues that are tried; a controller is not asked more at once."""
+MAX_TRIALS = 24
+"""Pairs of script and queue that are tried. Each is a request to the controller, which serves all users."""
 
-_REFUSED = (
+_REJECTED = (
     "check in the cluster file: the pair of partition and qos, account, type of GPU, node_gpus, cpus_per_gpu, "
     "mem_per_gpu, and time_limit against the queue's max_time"
 )
@@ -29,7 +30,7 @@ _REFUSED = (
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A script to try, and the queues that take it."""
+    """A script to try, and the queues that can take it."""
 
     name: str
     text: str
@@ -39,13 +40,13 @@ class Trial:
 def examine(
     profile: ClusterProfile, plan: Plan | None, run: Run, *, user: str, hosts: Sequence[str]
 ) -> Iterator[Finding]:
-    """Findings about a cluster and its file, cheapest first.
+    """Check a cluster file against its cluster, cheapest first.
 
     Args:
         profile: the cluster file.
-        plan: whose scripts are tried; None tries a pair of each type.
+        plan: its scripts are tried; None tries a script for two devices of each type.
         run: runs a client command.
-        user: whose accounts.
+        user: whose accounts are checked.
         hosts: names of this machine.
     """
     if profile.hostname_pattern and not any(profile.matches(host) for host in hosts):
@@ -61,67 +62,62 @@ def examine(
     yield from _account(profile, site)
     yield from _limits(profile, site)
     yield from _queues(profile, site)
-    yield from _trials(_planned(plan) if plan is not None and plan.scripts else _pairs(profile))
+    yield from _trials(_planned(plan) if plan is not None and plan.scripts else _samples(profile))
 
 
 def profile_findings(profile: ClusterProfile) -> Iterator[Finding]:
-    """What the scripts of a cluster file lack; needs no Slurm."""
+    """Check the scripts of a cluster file; needs no Slurm."""
     faults = sample_scripts.profile_faults(profile)
     for fault in faults:
         yield fail("profile", fault.what, fault.hint or "change the cluster file or its template")
     if not faults:
-        none = {
-            made.hardware for made in sample_scripts.samples(profile) if made.hardware.endswith(":2") and made.reason
-        }
-        some = {made.hardware for made in sample_scripts.samples(profile) if made.hardware.endswith(":2") and made.text}
-        rest = f"; no pair of {', '.join(sorted(h[:-2] for h in none - some))}" if none - some else ""
-        yield ok(
-            "profile", f"scripts for a pair of {', '.join(sorted(h[:-2] for h in some)) or 'nothing'} are sound{rest}"
-        )
+        pairs = [sample for sample in sample_scripts.samples(profile) if sample.hardware.endswith(":2")]
+        possible = {sample.hardware[:-2] for sample in pairs if sample.text}
+        impossible = {sample.hardware[:-2] for sample in pairs if sample.reason} - possible
+        rest = f"; no pair of {', '.join(sorted(impossible))}" if impossible else ""
+        yield ok("profile", f"scripts for a pair of {', '.join(sorted(possible)) or 'nothing'} are sound{rest}")
 
 
 def _accounting(profile: ClusterProfile, site: SiteFacts, run: Run) -> Finding:
     if not site.accounting:
         if profile.accounting == "sacct":
-            return fail(
-                "accounting", 'this site keeps none, and accounting = "sacct" asks for it', 'accounting = "squeue"'
-            )
-        return ok("accounting", "none is kept here: states come from squeue, scontrol and the runs' own files")
+            what = 'this site has none, and accounting = "sacct" requires it'
+            return fail("accounting", what, 'accounting = "squeue"')
+        return ok("accounting", "this site has none: states come from squeue, scontrol and the runs' own files")
     if profile.accounting == "squeue":
-        return note("accounting", "this site keeps it, and the cluster file does not use it", 'accounting = "auto"')
-    answered, said = run("sacct", "-nPX", "--starttime=now", "--format=JobID")
+        return note("accounting", "this site has it, and the cluster file does not use it", 'accounting = "auto"')
+    answered, text = run("sacct", "-nPX", "--starttime=now", "--format=JobID")
     if not answered:
-        return note("accounting", f"sacct does not answer now: {said.strip()}", "states are found without it meanwhile")
+        what = f"sacct does not answer now: {text.strip()}"
+        return note("accounting", what, "states come from squeue and the runs' own files meanwhile")
     return ok("accounting", "sacct answers")
 
 
 def _account(profile: ClusterProfile, site: SiteFacts) -> Iterator[Finding]:
     if profile.needs_account and not profile.account:
-        yield fail("account", f"{profile.name} takes no job without an account", "set account in the cluster file")
+        yield fail("account", f"{profile.name} requires an account", "set account in the cluster file")
         return
-    mine = {a.account for a in site.accounts}
-    asked = {profile.account_for(nodes) for _, nodes in _tables(profile)}
-    for account in sorted(filter(None, asked - mine)) if mine else ():
-        yield fail(
-            "account", f"{account} is none of yours: {', '.join(sorted(mine))}", "change account in the cluster file"
-        )
-    if mine and not asked - mine - {""}:
-        yield ok(
-            "account",
-            ", ".join(sorted(filter(None, asked))) or f"Slurm's own choice ({cluster_file_writer.account(site)})",
-        )
-    elif site.accounting and not mine:
-        yield note("account", "Slurm does not tell your accounts", "ask your site if jobs are refused")
+    own = {association.account for association in site.accounts}
+    named = {profile.account_for(nodes) for _, nodes in _tables(profile)} - {""}
+    if own:
+        for account in sorted(named - own):
+            what = f"{account} is not one of your accounts: {', '.join(sorted(own))}"
+            yield fail("account", what, "change account in the cluster file")
+        if named <= own:
+            default = f"Slurm's default ({cluster_file_writer.account(site)})"
+            yield ok("account", ", ".join(sorted(named)) or default)
+    elif site.accounting:
+        yield note("account", "Slurm does not show your accounts", "ask your site if it rejects jobs")
 
 
 def _limits(profile: ClusterProfile, site: SiteFacts) -> Iterator[Finding]:
     largest = site.max_array_size - 1
     if profile.array_index_max > largest:
-        what = f"array_index_max = {profile.array_index_max}, and this site takes {largest} at most"
+        what = f"array_index_max = {profile.array_index_max}, and this site allows {largest}"
         yield fail("limits", what, f"array_index_max = {largest}")
     submit = cluster_file_writer.max_submit(site)
     if submit and not profile.max_submit:
-        what = f"you may have {submit} jobs queued, and the cluster file does not say so"
+        what = f"you may have {submit} jobs queued, and the cluster file sets no max_submit"
         yield note("limits", what, f"max_submit = {submit}")
     elif submit and profile.max_submit > submit:
         what = f"max_submit = {profile.max_submit}, and you may have {submit} jobs queued"
@@ -149,7 +145,7 @@ def _queue(queue: ClusterQueue, place: str, site: SiteFacts) -> Iterator[Finding
             yield fail("queue", f"there is no partition {queue.partition} ({place})", f"this cluster has: {names}")
         return
     if not partition.up:
-        yield fail("queue", f"partition {queue.partition} is down: jobs would wait in it", f"take it out of {place}")
+        yield fail("queue", f"partition {queue.partition} is down: jobs would wait in it", f"remove it from {place}")
         return
     limits = {partition.max_time_s}
     limits |= {site.qos[name].max_time_s for name in (queue.qos, partition.qos) if name in site.qos}
@@ -163,7 +159,7 @@ def _queue(queue: ClusterQueue, place: str, site: SiteFacts) -> Iterator[Finding
     if queue.qos and (not allowed or queue.qos in partition.deny_qos):
         open_to = ", ".join(partition.allow_qos) or f"any but {', '.join(partition.deny_qos)}"
         yield fail(
-            "queue", f"partition {queue.partition} does not take qos {queue.qos} ({place})", f"it takes: {open_to}"
+            "queue", f"partition {queue.partition} does not allow qos {queue.qos} ({place})", f"it allows: {open_to}"
         )
         return
     yield ok("queue", str(queue))
@@ -178,27 +174,26 @@ def _planned(plan: Plan) -> list[Trial]:
     return [Trial(script.name, script.text, script.queues) for script in plan.scripts]
 
 
-def _pairs(profile: ClusterProfile) -> list[Trial]:
-    from orchestrator.planning.planner import queue_pairs
-
-    found = {}
-    for made in sample_scripts.samples(profile):
-        if made.shape is not None and made.text and made.hardware not in found:
-            found[made.hardware] = Trial(made.hardware, made.text, queue_pairs(made.shape, profile))
+def _samples(profile: ClusterProfile) -> list[Trial]:
+    found: dict[str, Trial] = {}
+    for sample in sample_scripts.samples(profile):
+        if sample.shape is not None and sample.text and sample.hardware not in found:
+            pairs = planner.queue_pairs(sample.shape, profile)
+            found[sample.hardware] = Trial(sample.hardware, sample.text, pairs)
     return list(found.values())
 
 
 def _trials(trials: Iterable[Trial]) -> Iterator[Finding]:
-    """Each script through ``sbatch --test-only``, in each queue that takes it."""
-    wanted = [(trial, pair) for trial in trials for pair in trial.queues or (QueuePair(),)]
+    """Submit each script with ``sbatch --test-only`` to each queue that can take it."""
+    pairs = [(trial, pair) for trial in trials for pair in trial.queues or (QueuePair(),)]
     with tempfile.TemporaryDirectory(prefix="orchestrate-") as folder:
         script = Path(folder) / "script.sh"
-        for trial, pair in wanted[:TRIALS]:
+        for trial, pair in pairs[:MAX_TRIALS]:
             script.write_text(trial.text, encoding="utf-8", newline="\n")
-            said = queue_choice.estimate(script, *queue_choice.arguments(pair))
-            if said.start:
-                yield ok("shape", f"{trial.name} in {pair}: would start about {said.start}")
+            answer = queue_choice.estimate(script, *queue_choice.queue_options(pair))
+            if answer.start:
+                yield ok("shape", f"{trial.name} in {pair}: would start about {answer.start}")
             else:
-                yield fail("shape", f"{trial.name} in {pair}: {said.rejection}", _REFUSED)
-    if len(wanted) > TRIALS:
-        yield note("shape", f"{len(wanted) - TRIALS} more pairs of script and queue were not tried")
+                yield fail("shape", f"{trial.name} in {pair}: {answer.rejection}", _REJECTED)
+    if len(pairs) > MAX_TRIALS:
+        yield note("shape", f"{len(pairs) - MAX_TRIALS} more pairs of script and queue were not tried")

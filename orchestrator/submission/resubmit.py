@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.backends.base import Attempt
 from orchestrator.backends.slurm import queue_choice
 from orchestrator.backends.slurm.records import ClusterFolder, ClusterLimits
 from orchestrator.cluster.resources import LOCAL
@@ -61,9 +62,7 @@ def _recover(workspace: Workspace, target: str, due: Sequence[Assessment], repor
     if not wanted:
         return rejected
     newest = [by_id[spec.run_id].newest for spec, _ in wanted]
-    executor.supersede(
-        [(tracker.attempt_dir(runs, record), record.token or "") for record in newest if record.state in _MAY_RESTART]
-    )
+    executor.supersede([Attempt.of(runs, record) for record in newest if record.state in _MAY_RESTART])
     records = {run_id: _recovery_record(assessment) for run_id, assessment in by_id.items()}
     known = {run_id: assessment.newest.attempt for run_id, assessment in by_id.items()}
     result = submitter.submit_runs(workspace, wanted, target, newest_known=known, recoveries=records)
@@ -80,7 +79,7 @@ def _prepare(
 ) -> tuple[list[submitter.PlacedRun], bool]:
     """Return the runs to resubmit with their new limits and shapes, and whether Slurm has no node left for any."""
     folder = ClusterFolder(runs, target)
-    limits = folder.site()
+    limits = folder.limits()
     answers: dict[ResourceShape, str] = {}
     wanted = []
     for run_id, assessment in by_id.items():

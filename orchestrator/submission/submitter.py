@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.backends import submit_lock
-from orchestrator.backends.base import SUBMIT_LIMIT, UNREACHABLE, Receipt, Request
-from orchestrator.backends.exit_status import Exit
+from orchestrator.backends.base import SUBMIT_LIMIT, UNREACHABLE, Receipt, Request, Status
 from orchestrator.backends.local.records import check_runs_folder
-from orchestrator.backends.slurm.executor import check_here
+from orchestrator.backends.slurm.executor import require_sbatch
 from orchestrator.backends.slurm.records import ClusterFolder
 from orchestrator.cluster.resources import LOCAL
 from orchestrator.environment import snapshot as snapshots
@@ -136,13 +135,13 @@ def submit_plan(
     if max_gpu_hours is not None:
         costs.check_limit(plan, max_gpu_hours, stale=stale)
     if plan.cluster is not None:
-        check_here(plan.cluster.name)
+        require_sbatch(plan.cluster.name)
         prepare_runs_folder(workspace.runs)
         scripts = {script.shape.key(): script.text for script in plan.scripts}
         queues = {script.shape.key(): script.queues for script in plan.scripts}
         ClusterFolder(workspace.runs, plan.target).keep(plan.cluster, scripts, queues)
     runs = [run for run in plan.to_submit(stale=stale) if only is None or run.cell.run_id in only]
-    if runs and not snapshots.kept(workspace.runs, snapshot):
+    if runs and not snapshots.renew(workspace.runs, snapshot):
         prepare_runs_folder(workspace.runs)
         experiment = snapshots.Experiment.read(workspace.experiment, sets)
         snapshot = snapshots.take(workspace.runs, plan.packages, experiment)
@@ -226,7 +225,7 @@ def resume_submissions(store: connect.Store, runs: Path) -> list[SubmittedAttemp
     if not _unfinished(store):
         return []
     with submit_lock.acquire(runs) as alone:
-        return _pending(_resume(store, runs, patient=False)) if alone else []
+        return _pending(_resume(store, runs, wait=False)) if alone else []
 
 
 def _pending(answered: Sequence[tuple[Request, Receipt]]) -> list[SubmittedAttempt]:
@@ -241,7 +240,7 @@ def _unfinished(store: connect.Store) -> list[submissions.AttemptRecord]:
     return [record for record in submissions.live_attempts(store) if record.state is State.SUBMITTING]
 
 
-def _resume(store: connect.Store, runs: Path, *, patient: bool = True) -> list[tuple[Request, Receipt]]:
+def _resume(store: connect.Store, runs: Path, *, wait: bool = True) -> list[tuple[Request, Receipt]]:
     unfinished = _unfinished(store)
     if not unfinished:
         return []
@@ -260,9 +259,7 @@ def _resume(store: connect.Store, runs: Path, *, patient: bool = True) -> list[t
             continue
         by_target.setdefault(record.target, []).append(_request(runs, record, spec))
     submissions.update_statuses(store, lost)
-    answered = [
-        pair for target, requests in by_target.items() for pair in _execute(store, target, requests, patient=patient)
-    ]
+    answered = [pair for target, requests in by_target.items() for pair in _execute(store, target, requests, wait=wait)]
     outbox.clear(runs)
     return answered
 
@@ -313,8 +310,8 @@ def prepare_runs_folder(runs: Path) -> None:
 def _with_code(runs: Path, wanted: Sequence[PlacedRun], target: str, *, current_code: bool) -> list[PlacedRun]:
     """Put the name of the code that each run uses into its spec."""
     names = {spec.snapshot for spec, _ in wanted}
-    found = {name: name for name in names if not current_code and snapshots.kept(runs, name)}
-    found |= {name: snapshots.take_again(runs, name, local=target == LOCAL) for name in names - found.keys()}
+    found = {name: name for name in names if not current_code and snapshots.renew(runs, name)}
+    found |= {name: snapshots.retake(runs, name, local=target == LOCAL) for name in names - found.keys()}
     return [
         (spec if found[spec.snapshot] == spec.snapshot else replace(spec, snapshot=found[spec.snapshot]), shape)
         for spec, shape in wanted
@@ -337,7 +334,7 @@ def _request(runs: Path, intent: submissions.AttemptRecord, spec: RunSpec) -> Re
 
 
 def _execute(
-    store: connect.Store, target: str, requests: Sequence[Request], *, patient: bool = True
+    store: connect.Store, target: str, requests: Sequence[Request], *, wait: bool = True
 ) -> list[tuple[Request, Receipt]]:
     """Submit attempts to the executor, record its answers in the store, and return each attempt with its answer."""
     if not requests:
@@ -348,7 +345,7 @@ def _execute(
             request.materialize()
     executor = tracker.find_executor(target, requests[0].runs)
     assert executor is not None, "nothing is recorded for a target that cannot be reached"
-    receipts = {receipt.token: receipt for receipt in executor.submit(requests, patient=patient)}
+    receipts = {receipt.token: receipt for receipt in executor.submit(requests, wait=wait)}
     answered = [(request, receipts[request.token]) for request in requests]
     updates = [_record_answer(*pair) for pair in answered if pair[1].state is not State.PLANNED]
     submissions.update_statuses(store, updates)
@@ -357,7 +354,7 @@ def _execute(
         # First in the store: from the files alone, the next command would make the same attempt and submit it.
         submissions.withdraw_intents(store, [request.token for request in withdrawn])
         for request in withdrawn:
-            shutil.rmtree(request.attempt.path, ignore_errors=True)
+            shutil.rmtree(request.directory.path, ignore_errors=True)
     return answered
 
 
@@ -371,7 +368,7 @@ def _record_answer(request: Request, receipt: Receipt) -> submissions.StatusUpda
         if recovery is not None and recovery.cause:
             # The person must fix what ended the run before, not only the rejected resubmission.
             message = f"{recovery.cause}; its resubmission was rejected: {message}"
-        Exit(receipt.state, receipt.reason, message).write(request.attempt)
+        Status(receipt.state, receipt.reason, message).write_exit(request.directory)
     return submissions.StatusUpdate(
         request.spec.run_id,
         request.number,

@@ -1,1 +1,1 @@
-"""What became of runs: witnesses -> state, what is done about an ending, and what may be deleted."""
+"""What became of runs: the tracker updates the store, recovery decides about failures, clean deletes files."""

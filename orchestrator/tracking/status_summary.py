@@ -1,6 +1,6 @@
-"""Runs at one moment as people look at them: how many are in which state, what is waited for, what went wrong.
+"""Runs at one moment: how many are in which state, why they wait, what failed.
 
-Values only: whoever looks makes an :class:`StatusSummary` from what the tracker says, and any view shows it.
+Values only: the monitor makes a :class:`StatusSummary` from what the tracker reports, and every view shows it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ from functools import cached_property
 from orchestrator.tracking.tracker import RunStatus
 from workloads.contract import State
 
-_ORDER = (State.RUNNING, State.PENDING, State.SUBMITTING)
-"""What goes on comes first, then what ended without a result, then the rest."""
-
-
-_WAITS = "waits"
+_LIVE_ORDER = (State.RUNNING, State.PENDING, State.SUBMITTING)
+"""Live runs come first in this order, then those that ended without a result, then the others."""
+_NO_REASON = "waits"
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Runs that have something in common, and one of them."""
+class ReasonGroup:
+    """Runs with the same reason, and the label of one of them."""
 
-    words: str
+    reason: str
     count: int
     label: str
 
@@ -36,27 +34,27 @@ class StatusSummary:
 
     runs: Sequence[RunStatus] = ()
     num_unsubmitted: int = 0
-    """Planned runs that go out when there is room."""
+    """Planned runs in the backlog: they are submitted when the site accepts more."""
     num_to_resubmit: int = 0
-    """Runs that have ended, and are sent again when there is room."""
+    """Ended runs that recovery resubmits when the site accepts more."""
     notes: Sequence[str] = ()
-    """What else the last look brought to light."""
+    """Further messages of the last update."""
     problem: str = ""
-    """Why the last look failed; then all else is as the look before it found it."""
+    """Why the last update failed; then all else is from the update before."""
     updated_at: float = field(default_factory=time.time)
-    """When a look last succeeded, seconds since the epoch."""
+    """When an update last succeeded, seconds since the epoch."""
 
     @cached_property
     def counts(self) -> Counter[State]:
-        """Runs by state, those that were not sent among the planned ones."""
+        """Runs by state; the backlog counts as planned."""
         counts = Counter(run.state for run in self.runs)
         counts[State.PLANNED] += self.num_unsubmitted
         return +counts
 
     @cached_property
-    def ordered(self) -> Sequence[RunStatus]:
-        """As a person looks for them: running, waiting, ended without a result, done."""
-        return sorted(self.runs, key=lambda run: (_place(run.state), run.label, run.run_id))
+    def sorted_runs(self) -> Sequence[RunStatus]:
+        """Running, waiting, ended without a result, done."""
+        return sorted(self.runs, key=lambda run: (_rank(run.state), run.label, run.run_id))
 
     @property
     def num_live(self) -> int:
@@ -67,8 +65,8 @@ class StatusSummary:
         return self.total - self.num_live - self.counts[State.PLANNED]
 
     @property
-    def over(self) -> bool:
-        """Whether nothing goes on and nothing is left to send."""
+    def is_finished(self) -> bool:
+        """Whether no run is live and none is left to submit."""
         return not self.num_live and not self.num_unsubmitted and not self.num_to_resubmit
 
     @property
@@ -77,47 +75,48 @@ class StatusSummary:
 
     @property
     def samples_per_s(self) -> float:
-        """Of all running runs together."""
+        """Sum over the running runs."""
         return sum(run.progress.samples_per_s or 0.0 for run in self.runs if run.state is State.RUNNING)
 
     @cached_property
-    def waiting_for(self) -> Sequence[Group]:
-        """Why runs wait, in words, the most frequent reason first."""
+    def waiting_reasons(self) -> Sequence[ReasonGroup]:
+        """Why runs wait, the most frequent reason first."""
         waiting = [run for run in self.runs if run.state in {State.PENDING, State.SUBMITTING}]
-        return _groups(waiting, {run.run_id: run.message or run.reason or _WAITS for run in waiting})
+        return _group(waiting, {run.run_id: run.message or run.reason or _NO_REASON for run in waiting})
 
     @cached_property
-    def failures(self) -> Sequence[Group]:
-        """What ended without a result and why, the most frequent reason first."""
-        bad = [run for run in self.runs if run.state.ended_badly]
-        why = {run.run_id: run.message or run.reason for run in bad}
-        words = {run.run_id: f"{run.state}: {why[run.run_id]}" if why[run.run_id] else run.state.value for run in bad}
-        return _groups(bad, words)
+    def failures(self) -> Sequence[ReasonGroup]:
+        """Why runs ended without a result, the most frequent reason first."""
+        failed = [run for run in self.runs if run.state.ended_badly]
+        return _group(
+            failed, {run.run_id: ": ".join(filter(None, (run.state, run.message or run.reason))) for run in failed}
+        )
 
 
-def _place(state: State) -> int:
-    if state in _ORDER:
-        return _ORDER.index(state)
-    return len(_ORDER) + (0 if state.ended_badly else 1)
+def _rank(state: State) -> int:
+    if state in _LIVE_ORDER:
+        return _LIVE_ORDER.index(state)
+    return len(_LIVE_ORDER) + (0 if state.ended_badly else 1)
 
 
-def _groups(runs: Sequence[RunStatus], words: Mapping[str, str]) -> Sequence[Group]:
-    counts = Counter(words[run.run_id] for run in runs)
-    first = {words[run.run_id]: run.label for run in reversed(runs)}
-    return [Group(text, count, first[text]) for text, count in counts.most_common()]
+def _group(runs: Sequence[RunStatus], reasons: Mapping[str, str]) -> Sequence[ReasonGroup]:
+    counts = Counter(reasons[run.run_id] for run in runs)
+    labels = {reasons[run.run_id]: run.label for run in reversed(runs)}
+    return [ReasonGroup(reason, count, labels[reason]) for reason, count in counts.most_common()]
 
 
-def describe_waiting(seen: StatusSummary) -> str:
-    """How many runs wait, and for what most of them do."""
-    count = sum(run.state.live and run.state is not State.RUNNING for run in seen.runs)
-    words = f"{count} waiting"
-    if count and (why := seen.waiting_for[0]).words != _WAITS:
-        words += f" ({why.words})" if why.count == count else f" ({why.count} of them: {why.words})"
-    return words + (f", {seen.num_unsubmitted} not sent yet" if seen.num_unsubmitted else "")
+def describe_waiting(summary: StatusSummary) -> str:
+    """Describe how many runs wait, and the most frequent reason."""
+    count = sum(run.state.live and run.state is not State.RUNNING for run in summary.runs)
+    text = f"{count} waiting"
+    if count and (group := summary.waiting_reasons[0]).reason != _NO_REASON:
+        share = "" if group.count == count else f"{group.count} of them: "
+        text += f" ({share}{group.reason})"
+    return text + (f", {summary.num_unsubmitted} not submitted yet" if summary.num_unsubmitted else "")
 
 
 def describe_progress(run: RunStatus) -> str:
-    """How far a running run is."""
+    """Describe how far a running run is."""
     progress = run.progress
     parts = []
     if progress.epochs:
@@ -132,7 +131,7 @@ def describe_progress(run: RunStatus) -> str:
 
 
 def fraction_done(run: RunStatus) -> float | None:
-    """From 0 to 1; None where the run does not say."""
+    """Return the completed fraction, from 0 to 1; None if the run has not reported it."""
     progress = run.progress
     if progress.steps and progress.step is not None and not progress.epochs:
         return min(1.0, progress.step / progress.steps)

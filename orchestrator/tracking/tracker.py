@@ -1,18 +1,18 @@
-"""Witnesses -> state: brings the store up to date with what queues, supervisors and run directories say.
+"""Observations -> store: updates the store with the status that the executors report of each live attempt.
 
-What a witness means is decided by each executor's pure table: ``executors.witnesses`` for local mode,
-``executors.slurm_states`` for Slurm. An attempt whose target has no executor here keeps the state that the store has.
+Each backend decides by its own pure function: ``backends.local.status.status_of`` and
+``backends.slurm.status.status_of``. An attempt whose target has no executor here keeps its recorded state.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.backends.base import Executor
+from orchestrator.backends.base import Attempt, Executor
 from orchestrator.backends.local.executor import LocalExecutor
 from orchestrator.backends.slurm.executor import SlurmExecutor
 from orchestrator.backends.slurm.records import ArrayFolder
@@ -20,18 +20,21 @@ from orchestrator.cluster.resources import LOCAL
 from orchestrator.tracking.assess import Assessment, assess_runs
 from orchestrator.tracking.recovery import RecoveryAction
 from workloads.contract import State
-from workloads.files.json_file import read_json
+from workloads.files.json_file import read_object_or_empty
 from workloads.files.run_dir import AttemptDir, RunDir
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from db import attempt_files, ingest, queries, submissions
 
 if TYPE_CHECKING:
     from db.attempt_files import IngestProblem
     from db.connect import Store
-    from db.submissions import AttemptRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a running attempt is, by its rank 0."""
+    """How far a running attempt is, according to its rank 0."""
 
     phase: str = ""
     epoch: int | None = None
@@ -40,7 +43,7 @@ class Progress:
     steps: int | None = None
     samples_per_s: float | None = None
     silent_s: float | None = None
-    """Seconds since it last said so."""
+    """Seconds since rank 0 wrote this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,77 +60,68 @@ class RunStatus:
     job_id: str | None
     target: str | None
     recovery: str = ""
-    """What is to be done about its end, else what was done (``recovery.RecoveryAction``); empty for nothing."""
+    """What recovery will do, else what it did (``RecoveryAction``); empty for nothing."""
     recovery_message: str = ""
     """The same in a sentence."""
     recoveries: int = 0
-    """How often it was sent again by itself since people last sent it."""
+    """How often recovery resubmitted the run since a person last submitted it."""
     progress: Progress
 
     @property
     def will_resubmit(self) -> bool:
-        """Whether it has ended, and recovery is to send it again."""
+        """Whether the run has ended and recovery will resubmit it."""
         return self.state.ended_badly and bool(self.recovery) and RecoveryAction(self.recovery).resubmits
 
 
+_SHARED_FIELDS = {f.name for f in fields(RunStatus)} - {"recovery", "recovery_message", "recoveries", "progress"}
+"""Fields of a :class:`RunStatus` that a record of the store has, too."""
+
+
 def find_executor(target: str, runs: Path) -> Executor | None:
-    """What carries out attempts of a target; None when nothing here does."""
+    """Return the executor of a target; None if nothing was ever submitted to it from here."""
     return LocalExecutor(runs) if target == LOCAL else SlurmExecutor.of(runs, target)
 
 
 def refresh(store: Store, runs: Path, *, fresh: bool = False) -> list[IngestProblem]:
-    """Take in what ended, then ask the witnesses about every attempt that may still be going on.
+    """Ingest new files, then update every live attempt with the status that its executor reports.
 
     Args:
         store: open for writing.
         runs: the runs folder.
-        fresh: ask them anew, even if they were asked a moment ago.
+        fresh: query Slurm even if it answered a moment ago.
 
     Returns:
-        Files that could not be taken in.
+        Files that could not be ingested.
     """
-    from db.ingest import collect
-    from db.submissions import StatusUpdate, live_attempts, update_statuses
-
-    unread = _lay_out_unknown(store, runs)
-    problems = collect(store, runs).problems
-    marks = []
-    by_target: dict[str, list[AttemptRecord]] = {}
-    for record in live_attempts(store):
+    unread = _create_unknown_run_folders(store, runs)
+    problems = ingest.collect(store, runs).problems
+    updates = []
+    by_target: dict[str, list[submissions.AttemptRecord]] = {}
+    for record in submissions.live_attempts(store):
         by_target.setdefault(record.target, []).append(record)
     for target, records in by_target.items():
         executor = find_executor(target, runs)
         if executor is None:
             continue
-        places = [attempt_dir(runs, record) for record in records]
-        asked = [(place, record.token or "", record.state) for place, record in zip(places, records, strict=True)]
-        for record, place, found in zip(records, places, executor.status(asked, fresh=fresh), strict=True):
-            mark = StatusUpdate(
-                record.run_id,
-                record.attempt,
-                found.state,
-                job_id=job_id(place) or found.job_id or record.job_id,
-                reason=found.reason,
-                message=found.message,
-            )
-            known = (record.state, record.job_id, record.reason, record.message)
-            if (mark.state, mark.job_id, mark.reason, mark.message) != known:
-                marks.append(mark)
-    if marks:
-        update_statuses(store, marks)
-        if any(not mark.state.live for mark in marks):
-            problems = collect(store, runs).problems
+        attempts = [Attempt.of(runs, record) for record in records]
+        found = executor.status(attempts, fresh=fresh)
+        for record, attempt, status in zip(records, attempts, found, strict=True):
+            job_id = read_job_id(attempt.directory) or status.job_id or record.job_id
+            new = (status.state, job_id, status.reason, status.message)
+            if new != (record.state, record.job_id, record.reason, record.message):
+                updates.append(submissions.StatusUpdate(record.run_id, record.attempt, *new))
+    if updates:
+        submissions.update_statuses(store, updates)
+        if any(not update.state.live for update in updates):
+            problems = ingest.collect(store, runs).problems
     return unread + problems
 
 
-def _lay_out_unknown(store: Store, runs: Path) -> list[IngestProblem]:
-    """Make the folders of what waits in Slurm and a store does not know that came later; what cannot be made."""
-    from db.attempt_files import ingest_problem
-    from db.submissions import known_tokens
-
+def _create_unknown_run_folders(store: Store, runs: Path) -> list[IngestProblem]:
+    """Create the folders of waiting Slurm tasks that the store does not know, as it is new; return what failed."""
     arrays = ArrayFolder(runs)
     records = arrays.open()
-    known = known_tokens(store) if records else set()
+    known = submissions.known_tokens(store) if records else set()
     problems = []
     for record in records:
         unknown = [index for index, task in enumerate(record.tasks) if task.token not in known]
@@ -135,85 +129,52 @@ def _lay_out_unknown(store: Store, runs: Path) -> list[IngestProblem]:
             if unknown:
                 arrays.create_run_folders(record, unknown)
         except (OSError, ValueError) as error:
-            problems.append(ingest_problem(arrays.of(record), error))
+            problems.append(attempt_files.ingest_problem(arrays.of(record), error))
     return problems
 
 
-def statuses(store: Store, runs: Path, known: Mapping[str, Assessment] | None = None) -> list[RunStatus]:
-    """Every run of the store, as the last :func:`refresh` left it, with the progress of those that run.
+def statuses(store: Store, runs: Path, assessments: Mapping[str, Assessment] | None = None) -> list[RunStatus]:
+    """Return every run of the store, as the last :func:`refresh` left it, with the progress of running ones.
 
     Args:
         store: open.
         runs: the runs folder.
-        known: the assess_runs, if somebody has them.
+        assessments: by run id, if the caller has them already.
     """
-    from db.queries import run_records
-
-    records = sorted(run_records(store).values(), key=lambda record: (record.experiment, record.label, record.run_id))
-    recovery: dict[str, dict[str, Any]] = {
-        run_id: {
-            "recovery": assessment.action,
-            "recovery_message": assessment.message,
-            "recoveries": assessment.recoveries,
-        }
-        for run_id, assessment in (assess_runs(store, runs) if known is None else known).items()
+    records = sorted(queries.run_records(store).values(), key=lambda r: (r.experiment, r.label, r.run_id))
+    known = assess_runs(store, runs) if assessments is None else assessments
+    recovery = {
+        run_id: {"recovery": a.action, "recovery_message": a.message, "recoveries": a.recoveries}
+        for run_id, a in known.items()
     }
-    return [
-        RunStatus(
-            run_id=record.run_id,
-            label=record.label,
-            experiment=record.experiment,
-            state=record.state,
-            reason=record.reason,
-            message=record.message,
-            attempt=record.attempt,
-            job_id=record.job_id,
-            target=record.target,
-            progress=progress(RunDir.of(runs, record.run_id).attempt(record.attempt))
-            if record.state is State.RUNNING
-            else Progress(),
-            **recovery.get(record.run_id, {}),
-        )
-        for record in records
-    ]
+    found = []
+    for record in records:
+        is_running = record.state is State.RUNNING
+        directory = RunDir.of(runs, record.run_id).attempt(record.attempt)
+        common: dict[str, Any] = {name: getattr(record, name) for name in _SHARED_FIELDS}
+        progress = read_progress(directory) if is_running else Progress()
+        found.append(RunStatus(**common, **recovery.get(record.run_id, {}), progress=progress))
+    return found
 
 
-def attempt_dir(runs: Path, record: AttemptRecord) -> AttemptDir:
-    return RunDir.of(runs, record.run_id).attempt(record.attempt)
+def read_job_id(directory: AttemptDir) -> str | None:
+    """Return the job id that the attempt's own files have."""
+    job_id = read_object_or_empty(directory.submission).get("job_id")
+    return None if job_id is None else str(job_id)
 
 
-def job_id(attempt: AttemptDir) -> str | None:
-    """The job id that the attempt's own files have."""
-    found = _object(attempt.submission).get("job_id")
-    return None if found is None else str(found)
-
-
-def progress(attempt: AttemptDir) -> Progress:
-    """What rank 0 last said; nothing known when it said nothing readable."""
-    data = _object(attempt.progress(0))
-    at = _number(data.get("time"))
+def read_progress(directory: AttemptDir) -> Progress:
+    """Return what rank 0 last wrote; an empty progress if the file is missing or damaged."""
+    data = read_object_or_empty(directory.progress(0))
+    numbers = {name: data.get(name) for name in ("epoch", "epochs", "step", "steps")}
+    written_at = _number(data.get("time"))
     return Progress(
         phase=str(data.get("phase", "")),
-        epoch=_whole(data.get("epoch")),
-        epochs=_whole(data.get("epochs")),
-        step=_whole(data.get("step")),
-        steps=_whole(data.get("steps")),
+        **{name: value if isinstance(value, int) else None for name, value in numbers.items()},
         samples_per_s=_number(data.get("samples_per_s")),
-        silent_s=None if at is None else max(0.0, time.time() - at),
+        silent_s=None if written_at is None else max(0.0, time.time() - written_at),
     )
-
-
-def _object(path: Path) -> Mapping[str, Any]:
-    try:
-        data = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) else None

@@ -1,4 +1,4 @@
-"""A cluster of fakes: real programs on PATH, one script by several names, that answer what a test has laid out."""
+"""A fake cluster: client commands on PATH, one script under several names, that print what a test has prepared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.backends.slurm import query
-from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord, ClusterFolder, ClusterLimits, Task
+from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord, ArrayTask, ClusterFolder, ClusterLimits
 from workloads.contract import Execution, Expectation, Hardware, RunSpec, TrainConfig
 
 FAKE = """#!/bin/sh
@@ -22,9 +22,9 @@ SQUEUE = "77|{indices}|{name}|{state}|{elapsed}|n1|{reason}"
 
 
 class Fakes:
-    """A cluster of fakes: what each command answers lies in a file by its name."""
+    """A fake cluster: a file per command holds what that prints."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **site: Any) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> None:
         self.bin = folder / "bin"
         self.bin.mkdir()
         for name in ("sbatch", "squeue", "sacct", "scancel", "scontrol"):
@@ -32,10 +32,10 @@ class Fakes:
             (self.bin / name).chmod(0o755)
         monkeypatch.setenv("PATH", f"{self.bin}:/usr/bin:/bin")
         self.answer("scontrol", "ClusterName = one\n")
-        self.site = ClusterLimits(name="one", **{"poll_seconds": 60, **site})
+        self.limits = ClusterLimits(name="one", **{"poll_seconds": 60, **limits})
         self.runs = folder / "runs"
         self.folder = ClusterFolder(self.runs, "one")
-        self.folder.keep(self.site, {})
+        self.folder.keep(self.limits, {})
 
     def answer(self, name: str, text: str = "", *, error: str = "") -> None:
         (self.bin / f"{name}.out").write_text(text)
@@ -48,7 +48,7 @@ class Fakes:
         return [line for line in path.read_text().splitlines() if line.startswith(name)] if path.exists() else []
 
     def array(self, tasks: int = 3, job_id: str | None = "77") -> ArrayRecord:
-        names = tuple(Task(f"{i:016x}", 1, f"token{i}") for i in range(tasks))
+        names = tuple(ArrayTask(f"{i:016x}", 1, f"token{i}") for i in range(tasks))
         record = ArrayRecord(token="abc", target="one", tasks=names, asked_at=time.time() - 1, job_id=job_id)
         train = TrainConfig(model="cnn", dataset="digits", strategy="probe", hardware=Hardware("cpu", 1), cpus=1)
         spec = RunSpec(
@@ -61,10 +61,10 @@ class Fakes:
             target="one",
             data_root="",
         )
-        return ArrayFolder(self.runs).begin(record, [spec] * tasks)
+        return ArrayFolder(self.runs).create(record, [spec] * tasks)
 
-    def poll(self, *records: ArrayRecord, fresh: bool = False) -> query.Newest:
-        return query.poll(self.folder, self.site, records, fresh=fresh)
+    def poll(self, *records: ArrayRecord, fresh: bool = False) -> query.SlurmReport:
+        return query.poll(self.folder, self.limits, records, fresh=fresh)
 
     def listed(self, record: ArrayRecord, *rows: tuple[str, str, str]) -> None:
         lines = [

@@ -19,7 +19,7 @@ from db.queries import run_records
 from db.submissions import record_intents
 from orchestrator import cli
 from orchestrator.backends import leases
-from orchestrator.backends.exit_status import Exit
+from orchestrator.backends.base import Status
 from orchestrator.environment import snapshot
 from orchestrator.tracking import clean
 from orchestrator.tracking.clean import CleanPolicy, CleanReport, Item, ItemKind, KeepCheckpoints
@@ -47,13 +47,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def trained(campaign: Campaign, accuracy: float | None = 0.9, *, state: State = State.SUCCEEDED, **spec: Any) -> RunDir:
     """A run that left everything a run can leave, two days ago."""
-    attempt = campaign.send(campaign.run(**spec), job_id="12_0")
+    attempt = campaign.submit(campaign.run(**spec), job_id="12_0")
     run = RunDir(attempt.path.parent.parent)
     campaign.train(attempt)
     if state is State.SUCCEEDED:
         campaign.finish(attempt, test_accuracy=accuracy)
     else:
-        Exit(state, "because", "of this").write(attempt)
+        Status(state, "because", "of this").write_exit(attempt)
     run.checkpoint.parent.mkdir()
     run.checkpoint.write_bytes(b"c" * 1000)
     (run.checkpoint.parent / "last.pt.damaged").write_bytes(b"d" * 10)
@@ -74,12 +74,12 @@ def trained(campaign: Campaign, accuracy: float | None = 0.9, *, state: State = 
     return run
 
 
-def find(store: Store, campaign: Campaign, **rules: Any) -> CleanReport:
+def find(store: Store, campaign: Campaign, **policy: Any) -> CleanReport:
     from db.ingest import collect
 
     assert not collect(store, campaign.runs).problems
     needed = clean.needed_snapshots(store, campaign.runs)
-    return clean.find(campaign.runs, run_records(store), needed, CleanPolicy(**rules))
+    return clean.find(campaign.runs, run_records(store), needed, CleanPolicy(**policy))
 
 
 def names(found: CleanReport, *kinds: ItemKind) -> list[str]:
@@ -129,7 +129,7 @@ def test_results_are_never_removed(store: Store, campaign: Campaign) -> None:
     before = {path for path in tree(campaign.runs) if path.name in KEPT}
     found = find(store, campaign, checkpoints=KeepCheckpoints.NONE, logs=True)
     done = clean.remove(store, campaign.runs, found.items)
-    assert done.left == [] and len(done.items) == len(found.items) == 7
+    assert done.kept == [] and len(done.items) == len(found.items) == 7
     after = {path for path in tree(campaign.runs) if path.is_file()}
     others = {jobs_folder(campaign.runs) / "12" / "12_1_0_log.err"}
     assert after == before | others and not run.checkpoint.parent.exists()
@@ -140,17 +140,17 @@ def test_results_are_never_removed(store: Store, campaign: Campaign) -> None:
 def test_a_live_run_keeps_everything(store: Store, campaign: Campaign) -> None:
     """One that runs; one that was given up and still writes; one that only the store knows to be going on."""
     going_on = trained(campaign, seed=0)
-    campaign.send(going_on, 2, job_id="13_0")
+    campaign.submit(going_on, 2, job_id="13_0")
     lost = trained(campaign, seed=1, state=State.LOST)
     write_json(lost.attempt(1).progress(0), {})
-    rules = {
+    policy = {
         "checkpoints": KeepCheckpoints.NONE,
         "logs": True,
         "states": frozenset({State.SUCCEEDED, State.LOST, State.FAILED}),
     }
-    found = find(store, campaign, **rules)
+    found = find(store, campaign, **policy)
     assert found.items == [] and found.num_live == 1
-    assert found.left == [(lost.path, "it still writes, although it was given up")]
+    assert found.kept == [(lost.path, "it was given up but still writes")]
 
 
 def test_a_run_that_has_only_just_ended_keeps_everything(store: Store, campaign: Campaign) -> None:
@@ -158,8 +158,8 @@ def test_a_run_that_has_only_just_ended_keeps_everything(store: Store, campaign:
     run = trained(campaign)
     os.utime(run.attempt(1).result)
     found = find(store, campaign, checkpoints=KeepCheckpoints.NONE, logs=True)
-    assert found.items == [] and found.left == [(run.path, "it has only just ended")]
-    Exit(State.SUCCEEDED, "", "").write(run.attempt(1))
+    assert found.items == [] and found.kept == [(run.path, "it ended only seconds ago")]
+    Status(State.SUCCEEDED, "", "").write_exit(run.attempt(1))
     assert find(store, campaign, checkpoints=KeepCheckpoints.NONE, logs=True).items
 
 
@@ -170,7 +170,7 @@ def test_a_run_that_is_sent_again_meanwhile_keeps_everything(store: Store, campa
     assert len(record_intents(store, campaign.runs, [(run.read_spec(), ResourceShape())], "local")) == 1
     done = clean.remove(store, campaign.runs, found.items)
     assert run.checkpoint.exists() and not other.checkpoint.exists()
-    assert {why for _, why in done.left} == {"the run was sent again meanwhile"}
+    assert {why for _, why in done.kept} == {"the run was submitted again meanwhile"}
 
 
 def test_links_are_not_followed(store: Store, campaign: Campaign, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_links_are_not_followed(store: Store, campaign: Campaign, tmp_path: Path
     found = find(store, campaign, checkpoints=KeepCheckpoints.NONE)
     clean.remove(store, campaign.runs, found.items)
     assert tree(elsewhere) | tree(tmp_path / moved.run_id) == before
-    assert {path for path, _ in found.left} == {linked.checkpoint.parent, moved.path}
+    assert {path for path, _ in found.kept} == {linked.checkpoint.parent, moved.path}
     assert not inside.checkpoint.parent.exists()
 
 
@@ -223,7 +223,7 @@ def test_what_cannot_be_removed_is_told(store: Store, campaign: Campaign, monkey
 
     monkeypatch.setattr(Path, "rename", rename)
     done = clean.remove(store, campaign.runs, find(store, campaign, checkpoints=KeepCheckpoints.NONE).items)
-    assert done.left == [(stuck.checkpoint.parent, "Permission denied")] and not other.checkpoint.parent.exists()
+    assert done.kept == [(stuck.checkpoint.parent, "Permission denied")] and not other.checkpoint.parent.exists()
 
 
 def old_snapshot(campaign: Campaign) -> tuple[str, Path]:
@@ -240,7 +240,7 @@ def test_snapshots_go_when_no_run_needs_them(store: Store, campaign: Campaign) -
     run = RunDir.of(campaign.runs, spec.run_id)
     run.path.mkdir(parents=True)
     write_json(run.spec, spec.to_json() | {"snapshot": name})
-    attempt = campaign.send(run)
+    attempt = campaign.submit(run)
     assert names(find(store, campaign)) == []
     campaign.finish(attempt)
     assert len(names(find(store, campaign), ItemKind.SNAPSHOT)) == 2
@@ -250,9 +250,9 @@ def test_snapshots_go_when_no_run_needs_them(store: Store, campaign: Campaign) -
     assert names(find(store, campaign)) == []
     (outbox / "1.json").unlink()
     found = find(store, campaign)
-    assert snapshot.kept(campaign.runs, name)  # a submit takes it again
+    assert snapshot.renew(campaign.runs, name)  # a submit takes it again
     done = clean.remove(store, campaign.runs, found.items)
-    assert {why for _, why in done.left} == {"a submit took it again meanwhile"} and len(list(folder.iterdir())) == 2
+    assert {why for _, why in done.kept} == {"a submit uses it again"} and len(list(folder.iterdir())) == 2
     old_snapshot(campaign)
     clean.remove(store, campaign.runs, find(store, campaign).items)
     assert list(folder.iterdir()) == []
@@ -360,4 +360,4 @@ def test_an_attempt_without_a_verdict_is_left_alone(store: Store, campaign: Camp
     find(store, campaign)
     AttemptDir(run.path / "attempts" / "1").result.unlink()
     found = clean.find(campaign.runs, run_records(store), set(), CleanPolicy(checkpoints=KeepCheckpoints.NONE))
-    assert found.items == [] and found.left == [(run.path, "nothing says that its newest attempt has ended")]
+    assert found.items == [] and found.kept == [(run.path, "its newest attempt has no result.json or exit.json")]

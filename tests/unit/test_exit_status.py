@@ -1,4 +1,4 @@
-"""How an attempt ended, from exit codes, the supervisor's own act, and what the job said."""
+"""How an attempt ended: from exit codes, why the supervisor stopped it, and what the job reported."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.backends.base import Status
+from orchestrator.backends.base import CANCELLED, Status
 from orchestrator.backends.exit_status import (
-    Ending,
-    Exit,
-    Failure,
+    RankFailure,
     conclude,
     describe_exit,
+    events_since_start,
     first_failure,
     hung_ranks,
-    read_result_or_none,
     result_status,
-    since_start,
 )
 from orchestrator.backends.local import supervisor
 from workloads.contract import RunResult, State
@@ -28,62 +25,57 @@ from workloads.files.event_log import EventLog
 from workloads.files.run_dir import RunDir
 
 RUN_ID = "0123456789abcdef"
-CANCELLED = Ending(State.CANCELLED, "cancelled", "stopped by orchestrate cancel")
-TIMEOUT = Ending(State.TIMEOUT, "time_limit", "over")
-DIED = Ending(State.FAILED, "program_error", "rank 1 was killed by SIGKILL, so the others were stopped")
-HANG = Ending(State.FAILED, "hang", "rank 0 made no progress for 600 s")
-LOST = Ending(State.LOST, "supervisor_lost", "its supervisor was killed")
-
-
-def result(state: State, reason: str = "", message: str = "") -> RunResult:
-    return RunResult(run_id=RUN_ID, attempt=1, state=state, reason=reason, message=message)
+TIMEOUT = Status(State.TIMEOUT, "time_limit", "over")
+DIED = Status(State.FAILED, "program_error", "rank 1 was killed by SIGKILL, so the others were stopped")
+HANG = Status(State.FAILED, "hang", "rank 0 made no progress for 600 s")
+LOST = Status(State.LOST, "supervisor_lost", "its supervisor was killed")
 
 
 @pytest.mark.parametrize(
     ("known", "state", "reason", "message"),
     [
-        ({"exit_codes": [0, 0], "result": result(State.SUCCEEDED)}, State.SUCCEEDED, "", ""),
-        # A crash while Python takes itself down, or a late cancel, does not undo a result.
-        ({"exit_codes": [-11], "result": result(State.SUCCEEDED)}, State.SUCCEEDED, "", ""),
-        ({"exit_codes": [-9], "result": result(State.SUCCEEDED), "ending": CANCELLED}, State.SUCCEEDED, "", ""),
-        ({"exit_codes": [-9], "ending": CANCELLED}, State.CANCELLED, "cancelled", CANCELLED.message),
+        ({"exit_codes": [0, 0], "result": Status(State.SUCCEEDED)}, State.SUCCEEDED, "", ""),
+        # A crash at interpreter exit or a late cancel does not invalidate a result.
+        ({"exit_codes": [-11], "result": Status(State.SUCCEEDED)}, State.SUCCEEDED, "", ""),
+        ({"exit_codes": [-9], "result": Status(State.SUCCEEDED), "stopped": CANCELLED}, State.SUCCEEDED, "", ""),
+        ({"exit_codes": [-9], "stopped": CANCELLED}, State.CANCELLED, "cancelled", CANCELLED.message),
         (
-            {"exit_codes": [1], "ending": CANCELLED, "failure": Failure(0, 1.0, "program_error", "x")},
+            {"exit_codes": [1], "stopped": CANCELLED, "failure": RankFailure(0, 1.0, "program_error", "x")},
             State.CANCELLED,
             "cancelled",
             CANCELLED.message,
         ),
-        ({"exit_codes": [75], "ending": TIMEOUT}, State.TIMEOUT, "time_limit", "over"),
+        ({"exit_codes": [75], "stopped": TIMEOUT}, State.TIMEOUT, "time_limit", "over"),
         (
             {"exit_codes": [1], "hung": [0]},
             State.FAILED,
             "hang",
-            "no progress; hang.0.txt shows where the run was stuck",
+            "no progress; see where the run hung in hang.0.txt",
         ),
-        ({"exit_codes": [1, -9], "hung": [0, 1], "ending": DIED}, State.FAILED, "hang", None),
-        ({"exit_codes": [-9], "ending": HANG}, State.FAILED, "hang", HANG.message),
+        ({"exit_codes": [1, -9], "hung": [0, 1], "stopped": DIED}, State.FAILED, "hang", None),
+        ({"exit_codes": [-9], "stopped": HANG}, State.FAILED, "hang", HANG.message),
         (
-            {"exit_codes": [1, 1], "failure": Failure(1, 1.0, "program_error", "boom"), "ending": DIED},
+            {"exit_codes": [1, 1], "failure": RankFailure(1, 1.0, "program_error", "boom"), "stopped": DIED},
             State.FAILED,
             "program_error",
             "rank 1: boom",
         ),
         (
-            {"exit_codes": [71], "failure": Failure(0, 1.0, "device_memory", "no room")},
+            {"exit_codes": [71], "failure": RankFailure(0, 1.0, "device_memory", "full")},
             State.OUT_OF_MEMORY,
             "device_memory",
-            "rank 0: no room",
+            "rank 0: full",
         ),
         (
-            {"exit_codes": [78], "failure": Failure(0, 1.0, "wrong_hardware", "1 GPU")},
+            {"exit_codes": [78], "failure": RankFailure(0, 1.0, "wrong_hardware", "1 GPU")},
             State.WRONG_HARDWARE,
             "wrong_hardware",
             "rank 0: 1 GPU",
         ),
-        ({"exit_codes": [1], "result": result(State.FAILED, "dataset", "gone")}, State.FAILED, "dataset", "gone"),
-        # A rank that only saw its peer vanish knows less than the one who saw the peer's exit code.
+        ({"exit_codes": [1], "result": Status(State.FAILED, "dataset", "gone")}, State.FAILED, "dataset", "gone"),
+        # A rank that only lost its peer (result_status is None) knows less than the peer's exit code shows.
         (
-            {"exit_codes": [1, -9], "result": result(State.FAILED, "rank_lost", "peer"), "ending": DIED},
+            {"exit_codes": [1, -9], "result": None, "stopped": DIED},
             State.FAILED,
             "program_error",
             DIED.message,
@@ -92,11 +84,11 @@ def result(state: State, reason: str = "", message: str = "") -> RunResult:
             {"exit_codes": [-9], "oom_killed": True},
             State.OUT_OF_MEMORY,
             "host_memory",
-            "the kernel killed rank 0: the machine's memory was full",
+            "the kernel's OOM killer ended rank 0: this machine's memory was full",
         ),
         ({"exit_codes": [-9]}, State.FAILED, "program_error", "rank 0 was killed by SIGKILL"),
         (
-            {"exit_codes": [0, 3], "last_words": "Oops"},
+            {"exit_codes": [0, 3], "last_line": "Oops"},
             State.FAILED,
             "program_error",
             "rank 1 ended with exit code 3: Oops",
@@ -105,20 +97,20 @@ def result(state: State, reason: str = "", message: str = "") -> RunResult:
             {"exit_codes": [os.EX_TEMPFAIL]},
             State.PREEMPTED,
             "signal",
-            "rank 0 was told to end by a signal that was not ours",
+            "rank 0 ended on a signal that orchestrate did not send",
         ),
         ({"exit_codes": [0, 0]}, State.FAILED, "no_result", None),
-        ({"exit_codes": [], "ending": LOST}, State.LOST, "supervisor_lost", LOST.message),
-        ({"exit_codes": [], "ending": LOST, "result": result(State.SUCCEEDED)}, State.SUCCEEDED, "", ""),
+        ({"exit_codes": [], "stopped": LOST}, State.LOST, "supervisor_lost", LOST.message),
+        ({"exit_codes": [], "stopped": LOST, "result": Status(State.SUCCEEDED)}, State.SUCCEEDED, "", ""),
         (
-            {"exit_codes": [], "ending": LOST, "result": result(State.FAILED, "dataset", "gone")},
+            {"exit_codes": [], "stopped": LOST, "result": Status(State.FAILED, "dataset", "gone")},
             State.FAILED,
             "dataset",
             "gone",
         ),
     ],
 )
-def test_the_table(known: dict[str, Any], state: State, reason: str, message: str | None) -> None:
+def test_conclude(known: dict[str, Any], state: State, reason: str, message: str | None) -> None:
     found = conclude(**known)
     assert (found.state, found.reason) == (state, reason)
     if message is not None:
@@ -126,25 +118,25 @@ def test_the_table(known: dict[str, Any], state: State, reason: str, message: st
     assert found.exit_codes == tuple(known["exit_codes"])
 
 
-def test_exit_codes_in_words() -> None:
+def test_describe_exit() -> None:
     assert describe_exit(3) == "ended with exit code 3"
     assert describe_exit(-signal.SIGSEGV) == "was killed by SIGSEGV"
     assert describe_exit(-99) == "was killed by signal 99"
-    assert describe_exit(None) == "ended unseen"
+    assert describe_exit(None) == "ended with an unknown exit code"
 
 
-def test_the_verdict_file_comes_back_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_exit_file_is_read_back_whole_or_not_at_all(tmp_path: Path) -> None:
     attempt = RunDir.of(tmp_path, RUN_ID).attempt(1).create()
-    assert Exit.read(attempt) is None
-    said = Exit(State.FAILED, "hang", "stuck: “µ”\n", (0, None, -9))
-    said.write(attempt)
-    assert Exit.read(attempt) == said
+    assert Status.read_exit(attempt) is None
+    status = Status(State.FAILED, "hang", "stuck: “µ”\n", (0, None, -9))
+    status.write_exit(attempt)
+    assert Status.read_exit(attempt) == status
     for damaged in ("", "{", "[]", '{"state": "no such state"}', '{"state": "failed"}'):
         attempt.exit.write_text(damaged)
-        assert Exit.read(attempt) is None
+        assert Status.read_exit(attempt) is None
 
 
-def test_the_first_to_fail_is_heard(tmp_path: Path) -> None:
+def test_the_first_failure_counts(tmp_path: Path) -> None:
     """Rank 0 only lost its partner, rank 2 failed after rank 1."""
     attempt = RunDir.of(tmp_path, RUN_ID).attempt(1).create()
     for rank, reason in ((0, "rank_lost"), (1, "program_error"), (2, "program_error")):
@@ -158,7 +150,7 @@ def test_the_first_to_fail_is_heard(tmp_path: Path) -> None:
     assert first_failure(attempt, 1) is None
 
 
-def test_what_a_requeued_job_did_before_says_nothing_of_its_end(tmp_path: Path) -> None:
+def test_events_before_a_requeue_do_not_count(tmp_path: Path) -> None:
     attempt = RunDir.of(tmp_path, RUN_ID).attempt(1).create()
     log = EventLog(attempt.events())
     log.write("start", rank=0)
@@ -168,20 +160,20 @@ def test_what_a_requeued_job_did_before_says_nothing_of_its_end(tmp_path: Path) 
     log.write("start", rank=0)
     log.close()
     assert first_failure(attempt, 1) is None
-    assert since_start(attempt, "interrupt") == []
+    assert events_since_start(attempt, "interrupt") == []
 
 
-def test_a_verdict_of_the_job_itself(tmp_path: Path) -> None:
-    """A rank that only saw its peer go gives none."""
+def test_status_in_the_result(tmp_path: Path) -> None:
+    """A rank that only lost its peer reports none."""
     attempt = RunDir.of(tmp_path, RUN_ID).attempt(1).create()
     assert result_status(attempt) is None
-    for reason, told in (("rank_lost", None), ("program_error", Status(State.FAILED, "program_error", "boom"))):
+    for reason, expected in (("rank_lost", None), ("program_error", Status(State.FAILED, "program_error", "boom"))):
         attempt.write_result(RunResult(run_id=RUN_ID, attempt=1, state=State.FAILED, reason=reason, message="boom"))
-        assert result_status(attempt) == told
+        assert result_status(attempt) == expected
 
 
 def test_only_a_watchdog_that_fired_is_a_hang(tmp_path: Path) -> None:
-    """Its file is there, empty, while it waits."""
+    """Its file exists from the start and is empty until it fires."""
     attempt = RunDir.of(tmp_path, RUN_ID).attempt(1).create()
     attempt.hang(0).write_text("")
     attempt.hang(1).write_text("Thread 0x1 (most recent call first)")
@@ -190,21 +182,21 @@ def test_only_a_watchdog_that_fired_is_a_hang(tmp_path: Path) -> None:
 
 def test_a_damaged_or_foreign_result_is_none(tmp_path: Path) -> None:
     attempt = RunDir.of(tmp_path, RUN_ID).attempt(1).create()
-    assert read_result_or_none(attempt) is None
+    assert result_status(attempt) is None
     attempt.result.write_text('{"spec_version": 1')
-    assert read_result_or_none(attempt) is None
+    assert result_status(attempt) is None
     attempt.write_result(RunResult(run_id="f" * 16, attempt=1, state="succeeded"))
-    assert read_result_or_none(attempt) is None
+    assert result_status(attempt) is None
 
 
-def test_a_verdict_without_room_is_noted_and_its_entry_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever finds the supervisor gone writes it later; to forget the entry would be to lose the end."""
+def test_an_exit_that_a_full_disk_rejects_is_marked_unreported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever finds the dead supervisor writes it later; without the queue entry the end would be lost."""
     monkeypatch.setattr(supervisor, "WRITE_RETRY_S", -1.0)
     attempt = RunDir.of(tmp_path, "ab" * 8).attempt(1).create()
-    said: list[None] = []
+    failures: list[None] = []
     attempt.exit.mkdir()
-    assert not supervisor._write_persistently(Exit(State.FAILED), attempt, lambda: said.append(None))
-    assert len(said) == 1
+    assert not supervisor._write_exit(Status(State.FAILED), attempt, on_failure=lambda: failures.append(None))
+    assert len(failures) == 1
     attempt.exit.rmdir()
-    assert supervisor._write_persistently(Exit(State.FAILED), attempt, lambda: said.append(None))
-    assert len(said) == 1 and Exit.read(attempt) == Exit(State.FAILED)
+    assert supervisor._write_exit(Status(State.FAILED), attempt, on_failure=lambda: failures.append(None))
+    assert len(failures) == 1 and Status.read_exit(attempt) == Status(State.FAILED)

@@ -1,4 +1,4 @@
-"""Run directories become rows: what they say, once, whatever happens, on SQLite and PostgreSQL."""
+"""Ingesting run directories: every row once, whatever happens, on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from db.connect import Store, open_store
 from db.ingest import collect, rebuild
 from db.models import CONTENT, attempts, classes, epochs, ranks, results, runs
 from db.submissions import StatusUpdate, update_statuses
-from orchestrator.backends.exit_status import Exit
+from orchestrator.backends.base import Status
 from workloads.contract import ResourceShape, RunResult, State
 from workloads.errors import InputError
 from workloads.files.json_file import write_json
@@ -29,7 +29,7 @@ Content = dict[str, list[tuple[Any, ...]]]
 
 
 def content(store: Store) -> Content:
-    """All rows of all tables but the bookkeeping of files."""
+    """All rows of all tables except the stamps of files."""
     with store.read() as connection:
         return {
             t.name: sorted((tuple(row) for row in connection.execute(select(t))), key=lambda row: repr(row[:3]))
@@ -43,9 +43,9 @@ def collected(database: str, campaign: Any) -> Content:
         return content(store)
 
 
-def test_rows_say_what_the_files_say(campaign: Any, database: str) -> None:
+def test_rows_have_the_values_of_the_files(campaign: Any, database: str) -> None:
     """Every column of runs and results comes from the field of its name, lists become their own tables."""
-    attempt = campaign.send(campaign.run(lr=0.1, strategy_options={"balance": (1, 2), "a": True}, dropout=None))
+    attempt = campaign.submit(campaign.run(lr=0.1, strategy_options={"balance": (1, 2), "a": True}, dropout=None))
     campaign.train(attempt, range(1, 3), test_accuracy=0.5, lr=0.1, peak_memory_bytes=3 * 2**30)
     per_class = [{"class_name": "cat", "precision": 0.5, "recall": 0.25, "f1": 1 / 3, "support": 7}]
     memory = [{"rank": r, "allocated_memory_bytes": 5, "peak_memory_bytes": 6 + r} for r in (0, 1)]
@@ -74,12 +74,12 @@ def test_rows_say_what_the_files_say(campaign: Any, database: str) -> None:
             ]
             epoch = connection.execute(select(epochs).where(epochs.c.epoch == 2)).mappings().one()
             assert (epoch["train_loss"], epoch["test_accuracy"], epoch["diverged"]) == (0.5, 0.5, False)
-            sent = connection.execute(select(attempts)).mappings().one()
-            assert (sent["job_id"], sent["time_limit_s"], sent["shape"]) == ("1000", 3600, '{"nodes":1}')
-            assert sent["started_at"] is not None
+            row = connection.execute(select(attempts)).mappings().one()
+            assert (row["job_id"], row["time_limit_s"], row["shape"]) == ("1000", 3600, '{"nodes":1}')
+            assert row["started_at"] is not None
 
 
-def test_collecting_again_changes_nothing_and_waits_for_nobody(campaign: Any, database: str) -> None:
+def test_collecting_again_changes_nothing_and_takes_no_lock(campaign: Any, database: str) -> None:
     """The second call reads no file and takes no write lock: it returns while another process holds it."""
     campaign.done()
     first = collected(database, campaign)
@@ -91,8 +91,8 @@ def test_collecting_again_changes_nothing_and_waits_for_nobody(campaign: Any, da
 
 
 def test_only_what_was_appended_is_read(campaign: Any, database: str) -> None:
-    """A last line without its end waits; it is taken whole when the rest has come."""
-    attempt = campaign.send(campaign.run())
+    """An incomplete last line is left for later, and ingested when the rest was written."""
+    attempt = campaign.submit(campaign.run())
     campaign.train(attempt, range(1, 3))
     line = json.dumps({"event": "epoch", "epoch": 3, "train_loss": 0.25}, separators=(",", ":")) + "\n"
     with open_store(database) as store:
@@ -106,9 +106,9 @@ def test_only_what_was_appended_is_read(campaign: Any, database: str) -> None:
         assert [row[2] for row in content(store)["epochs"]] == [1, 2, 3]
 
 
-def test_a_requeued_attempt_never_doubles_rows(campaign: Any, database: str) -> None:
-    """Slurm starts the same attempt again: its epochs are written over, its start stays the first."""
-    attempt = campaign.send(campaign.run())
+def test_a_requeued_attempt_duplicates_no_rows(campaign: Any, database: str) -> None:
+    """Slurm starts the same attempt again: its epochs are replaced, its start stays the first."""
+    attempt = campaign.submit(campaign.run())
     campaign.train(attempt, range(1, 4), train_loss=9.0)
     with open_store(database) as store:
         collect(store, campaign.runs)
@@ -119,41 +119,41 @@ def test_a_requeued_attempt_never_doubles_rows(campaign: Any, database: str) -> 
     assert [row[2:5] for row in second["epochs"]] == [(1, 12, 9.0), (2, 12, 1.0), (3, 12, 1.0)]
     assert second["attempts"] == first["attempts"]
     with open_store(database) as store:
-        # Both starts in one file that nobody read in between.
+        # Both starts in one file that was not ingested in between.
         rebuild(store, campaign.runs)
         assert content(store)["epochs"] == second["epochs"]
 
 
-def test_a_rank_that_only_lost_its_peer_has_not_the_last_word(campaign: Any, database: str) -> None:
-    """Its peer was killed for memory. What it measured is kept; the state is what the whole job's end says, or none."""
-    attempt = campaign.send(campaign.run())
+def test_a_rank_that_only_lost_its_peer_does_not_decide_the_state(campaign: Any, database: str) -> None:
+    """Its peer ran out of memory. What it measured is kept; the state comes from ``exit.json``, or stays running."""
+    attempt = campaign.submit(campaign.run())
     campaign.train(attempt, range(1, 3))
     campaign.finish(attempt, state="failed", reason="rank_lost", message="rank 0: peer", epochs_done=2)
 
-    def told() -> tuple[Any, ...]:
+    def status() -> tuple[Any, ...]:
         found = collected(database, campaign)
         (row,), (measured,) = found["attempts"], found["results"]
         values = dict(zip(attempts.columns.keys(), row, strict=True))
         assert dict(zip(results.columns.keys(), measured, strict=True))["epochs_done"] == 2
         return values["state"], values["reason"], values["message"]
 
-    assert told() == ("running", "", "")
+    assert status() == ("running", "", "")
     with open_store(database) as store:
-        marked = StatusUpdate(
+        update = StatusUpdate(
             attempt.path.parents[1].name, 1, State.OUT_OF_MEMORY, reason="host_memory", message="full"
         )
-        assert update_statuses(store, [marked]) == 1
-    Exit(State.OUT_OF_MEMORY, "host_memory", "full").write(attempt)
-    assert told() == ("out_of_memory", "host_memory", "full")
+        assert update_statuses(store, [update]) == 1
+    Status(State.OUT_OF_MEMORY, "host_memory", "full").write_exit(attempt)
+    assert status() == ("out_of_memory", "host_memory", "full")
     attempt.result.touch()
-    assert told() == ("out_of_memory", "host_memory", "full")
+    assert status() == ("out_of_memory", "host_memory", "full")
 
 
-def test_a_later_attempt_s_epochs_are_the_ones_that_count(campaign: Any, database: str) -> None:
+def test_epochs_of_a_later_attempt_replace_earlier_ones(campaign: Any, database: str) -> None:
     """Attempt 2 resumed after epoch 1; the view ``curves`` has each epoch once, from the attempt that ran it last."""
     run = campaign.run()
-    campaign.train(campaign.send(run, 1), range(1, 4), train_loss=9.0)
-    campaign.train(campaign.send(run, 2), range(2, 4), train_loss=1.0)
+    campaign.train(campaign.submit(run, 1), range(1, 4), train_loss=9.0)
+    campaign.train(campaign.submit(run, 2), range(2, 4), train_loss=1.0)
     with open_store(database) as store:
         collect(store, campaign.runs)
         with store.read() as connection:
@@ -161,8 +161,8 @@ def test_a_later_attempt_s_epochs_are_the_ones_that_count(campaign: Any, databas
             assert [tuple(row) for row in rows] == [(1, 1, 9.0), (2, 2, 1.0), (3, 2, 1.0)]
 
 
-def test_a_file_that_was_replaced_by_a_shorter_one_is_read_from_its_start(campaign: Any, database: str) -> None:
-    attempt = campaign.send(campaign.run())
+def test_a_file_that_shrank_is_read_from_its_start(campaign: Any, database: str) -> None:
+    attempt = campaign.submit(campaign.run())
     campaign.train(attempt, range(1, 9))
     with open_store(database) as store:
         collect(store, campaign.runs)
@@ -172,9 +172,9 @@ def test_a_file_that_was_replaced_by_a_shorter_one_is_read_from_its_start(campai
         assert [row[4] for row in content(store)["epochs"]][:2] == [7.0, 7.0]
 
 
-def test_nan_and_infinity_keep_the_row_and_mark_it(campaign: Any, database: str) -> None:
-    """As the writer puts them (null), and as a foreign writer might (NaN is no JSON, Python reads it)."""
-    attempt = campaign.send(campaign.run())
+def test_nan_and_infinity_are_null_and_mark_the_row_as_diverged(campaign: Any, database: str) -> None:
+    """As our writer writes them (null), and as another one might (NaN is not JSON, but Python reads it)."""
+    attempt = campaign.submit(campaign.run())
     campaign.train(attempt, range(1, 3), train_loss=float("nan"), test_loss=float("inf"))
     with attempt.events().open("a") as stream:
         stream.write('{"event":"epoch","epoch":3,"train_loss":NaN}\n{"event":"epoch","epoch":4,"train_loss":0.5}\n')
@@ -193,7 +193,7 @@ def test_nan_and_infinity_keep_the_row_and_mark_it(campaign: Any, database: str)
 
 
 def _result(**changes: Any) -> Callable[[Path], None]:
-    """A result with some values changed after the fact."""
+    """A result in which some values were changed afterwards."""
 
     def write(path: Path) -> None:
         run_id, attempt = path.parents[2].name, int(path.parent.name)
@@ -224,8 +224,8 @@ DAMAGED_RESULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGED_RESULTS)
-def test_a_damaged_result_is_named_left_out_and_taken_when_mended(kind: str, campaign: Any, tmp_path: Path) -> None:
-    """The other runs and the attempt's own epochs are taken in; the attempt stays as it was known."""
+def test_a_damaged_result_is_named_and_ingested_once_repaired(kind: str, campaign: Any, tmp_path: Path) -> None:
+    """The other runs and the attempt's own epochs are ingested; the attempt keeps its state."""
     damage, message = DAMAGED_RESULTS[kind]
     attempt, other = campaign.done(seed=0), campaign.done(seed=1)
     damage(attempt.result)
@@ -258,7 +258,7 @@ def test_a_damaged_result_is_named_left_out_and_taken_when_mended(kind: str, cam
 def test_a_damaged_submission_or_exit_is_named(
     name: str, text: str, message: str, campaign: Any, tmp_path: Path
 ) -> None:
-    attempt = campaign.send(campaign.run())
+    attempt = campaign.submit(campaign.run())
     (attempt.path / name).write_text(text)
     with open_store(str(tmp_path / "results.db")) as store:
         (problem,) = collect(store, campaign.runs).problems
@@ -266,8 +266,8 @@ def test_a_damaged_submission_or_exit_is_named(
         assert message in problem.what
 
 
-def test_an_epoch_that_is_none_is_named_and_the_others_are_kept(campaign: Any, tmp_path: Path) -> None:
-    attempt = campaign.send(campaign.run())
+def test_an_invalid_epoch_is_named_and_the_others_are_kept(campaign: Any, tmp_path: Path) -> None:
+    attempt = campaign.submit(campaign.run())
     campaign.train(attempt, range(1, 3))
     with attempt.events().open("a") as stream:
         stream.write('{"event":"epoch","epoch":"last"}\nnot json\n{"event":"epoch","epoch":3}\n[]\n')
@@ -285,7 +285,7 @@ def test_an_epoch_that_is_none_is_named_and_the_others_are_kept(campaign: Any, t
         ('{"spec_version": 1, "run_id": "x"}', "not a run spec"),
     ],
 )
-def test_a_damaged_spec_leaves_its_run_out_until_it_is_mended(
+def test_a_run_with_a_damaged_spec_is_ingested_once_repaired(
     text: str, message: str, campaign: Any, tmp_path: Path
 ) -> None:
     attempt = campaign.done(seed=0)
@@ -303,19 +303,19 @@ def test_a_damaged_spec_leaves_its_run_out_until_it_is_mended(
 
 
 def test_attempts_without_a_spec_belong_to_no_run(campaign: Any, tmp_path: Path) -> None:
-    """A directory that is about to get its spec is no problem; one with attempts and none is."""
+    """A directory that is about to get its spec is not a problem; one with attempts and no spec is."""
     run = RunDir.of(campaign.runs, "0123456789abcdef")
     run.path.mkdir(parents=True)
     with open_store(str(tmp_path / "results.db")) as store:
         assert collect(store, campaign.runs).problems == []
-        campaign.send(run)
+        campaign.submit(run)
         (problem,) = collect(store, campaign.runs).problems
         assert "missing, so its attempts belong to no known run" in problem.what
 
 
-def test_a_copied_directory_does_not_take_a_token_away(campaign: Any, database: str) -> None:
-    """Tokens find jobs, so each belongs to one attempt; the copy is reported and kept without."""
-    first, second = campaign.done(seed=0), campaign.send(campaign.run(seed=1))
+def test_a_copied_directory_does_not_get_the_token(campaign: Any, database: str) -> None:
+    """Jobs are found by their tokens, so each belongs to one attempt; the copy is reported and has none."""
+    first, second = campaign.done(seed=0), campaign.submit(campaign.run(seed=1))
     with open_store(database) as store:
         collect(store, campaign.runs)
         shutil.copy(first.submission, second.submission)
@@ -326,12 +326,12 @@ def test_a_copied_directory_does_not_take_a_token_away(campaign: Any, database: 
 
 
 @pytest.mark.parametrize("label", ["a b \"c\" 'd' $HOME; `x` | & \n\t", "日本 é \U0001f600", "nul \0", "\ud800 half"])
-def test_hostile_text_is_kept(label: str, campaign: Any, database: str) -> None:
-    """What a database cannot hold (NUL, half a surrogate pair) becomes an escape, the rest stays as it is."""
+def test_any_text_is_stored(label: str, campaign: Any, database: str) -> None:
+    """What a database cannot store (NUL, a lone surrogate) is escaped, the rest stays as it is."""
     run = campaign.run()
     data = json.loads(run.spec.read_text())
     run.spec.write_text(json.dumps(data | {"label": label}))
-    campaign.finish(campaign.send(run), state="failed", reason="program_error", message=label)
+    campaign.finish(campaign.submit(run), state="failed", reason="program_error", message=label)
     kept = label.replace("\0", "\\x00").replace("\ud800", "\\ud800")
     found = collected(database, campaign)
     assert found["runs"][0][1] == kept
@@ -340,9 +340,14 @@ def test_hostile_text_is_kept(label: str, campaign: Any, database: str) -> None:
 
 STATES: list[tuple[str, dict[str, Any], str, str]] = [
     ("nothing but a folder", {}, "lost", ""),
-    ("sent, no answer yet", {"submission": {"job_id": None}}, "submitting", ""),
-    ("sent", {"submission": {}}, "pending", ""),
-    ("seen to end", {"submission": {}, "exit": {"state": "timeout", "reason": "time_limit"}}, "timeout", "time_limit"),
+    ("submitted, no answer yet", {"submission": {"job_id": None}}, "submitting", ""),
+    ("submitted", {"submission": {}}, "pending", ""),
+    (
+        "observed to end",
+        {"submission": {}, "exit": {"state": "timeout", "reason": "time_limit"}},
+        "timeout",
+        "time_limit",
+    ),
     ("ended well without result", {"submission": {}, "exit": {"state": "succeeded"}}, "failed", "no_result"),
     ("result", {"submission": {}, "result": {}}, "succeeded", ""),
     ("failed", {"submission": {}, "result": {"state": "failed", "reason": "program_error"}}, "failed", "program_error"),
@@ -351,12 +356,12 @@ STATES: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "files", "state", "reason"), STATES, ids=[s[0] for s in STATES])
-def test_the_state_is_the_last_word_that_was_written(
+def test_the_state_comes_from_the_most_reliable_file(
     name: str, files: dict[str, Any], state: str, reason: str, campaign: Any, tmp_path: Path
 ) -> None:
-    """The result, else how it was seen to end, else that it was sent. Only witnesses say that something runs."""
+    """The result, else ``exit.json``, else ``submission.json``. Only an observation says that an attempt runs."""
     run = campaign.run()
-    attempt = campaign.send(run, **files["submission"]) if "submission" in files else run.attempt(1).create()
+    attempt = campaign.submit(run, **files["submission"]) if "submission" in files else run.attempt(1).create()
     campaign.train(attempt)
     if "exit" in files:
         write_json(attempt.exit, files["exit"])
@@ -366,11 +371,11 @@ def test_the_state_is_the_last_word_that_was_written(
     assert (row[4], row[5]) == (state, reason)
 
 
-def test_what_a_witness_said_stays_until_a_file_knows_better(campaign: Any, tmp_path: Path) -> None:
+def test_an_observed_state_stays_until_a_file_has_a_final_one(campaign: Any, tmp_path: Path) -> None:
     spec = campaign.spec()
     with open_store(str(tmp_path / "results.db")) as store:
         (intent,) = submissions.record_intents(store, campaign.runs, [(spec, ResourceShape())], "local")
-        attempt = campaign.send(campaign.run(), token=intent.token, submitted_at=intent.submitted_at)
+        attempt = campaign.submit(campaign.run(), token=intent.token, submitted_at=intent.submitted_at)
         submissions.update_statuses(
             store, [submissions.StatusUpdate(spec.run_id, 1, State.RUNNING, reason="on node 7")]
         )
@@ -383,7 +388,7 @@ def test_what_a_witness_said_stays_until_a_file_knows_better(campaign: Any, tmp_
 
 
 def _collect_in_child(database: str, runs_folder: Path, prepare: Callable[[], None] = lambda: None) -> int:
-    """Fork a process that collects; returns its process id."""
+    """Fork a process that collects; return its process id."""
     child = os.fork()
     if child == 0:
         try:
@@ -398,10 +403,10 @@ def _collect_in_child(database: str, runs_folder: Path, prepare: Callable[[], No
     return child
 
 
-def test_sixteen_collects_at_once_are_one(
+def test_sixteen_collects_at_once_ingest_everything_once(
     campaign: Any, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They also make the database at the same time. No row is doubled, none is missing, nobody fails."""
+    """They also create the database at the same time. No row is duplicated or missing, and none fails."""
     monkeypatch.setattr(ingest, "RUNS_PER_TRANSACTION", 2)
     for seed in range(12):
         campaign.done(seed=seed)
@@ -413,7 +418,7 @@ def test_sixteen_collects_at_once_are_one(
 
 
 @pytest.mark.parametrize("writes", range(0, 14, 3))
-def test_a_kill_in_the_middle_of_collect_loses_and_doubles_nothing(
+def test_a_collect_that_is_killed_loses_and_duplicates_nothing(
     writes: int, campaign: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILL after some writes of a batch, in the first batch or a later one; the next collect completes."""
@@ -436,19 +441,19 @@ def test_a_kill_in_the_middle_of_collect_loses_and_doubles_nothing(
     assert collected(database, campaign) == collected(str(tmp_path / "alone.db"), campaign)
 
 
-def test_a_rebuilt_database_equals_the_one_that_grew(campaign: Any, database: str) -> None:
-    """Attempts that failed, resumed, diverged and ended; collected step by step, then made anew."""
+def test_a_rebuilt_database_equals_one_that_was_collected_step_by_step(campaign: Any, database: str) -> None:
+    """Attempts that failed, resumed, diverged and ended."""
     with open_store(database) as store:
         for seed in range(3):
             run = campaign.run(seed=seed)
-            first = campaign.send(run, 1, job_id=None)
+            first = campaign.submit(run, 1, job_id=None)
             collect(store, campaign.runs)
-            campaign.send(run, 1)
+            campaign.submit(run, 1)
             campaign.train(first, range(1, 3), train_loss=float("inf") if seed == 1 else 0.5)
             collect(store, campaign.runs)
             write_json(first.exit, {"state": "node_fail", "reason": "node", "message": "", "ended_at": "2026-01-01"})
             collect(store, campaign.runs)
-            second = campaign.send(run, 2)
+            second = campaign.submit(run, 2)
             campaign.train(second, range(3, 5))
             collect(store, campaign.runs)
             campaign.finish(second, per_class=[{"class_name": "0"}], memory_by_rank=[{"rank": 0}])
@@ -466,8 +471,8 @@ def test_a_rebuilt_database_equals_the_one_that_grew(campaign: Any, database: st
         assert collect(store, campaign.runs).attempts == 0
 
 
-def test_a_rebuild_in_the_middle_of_a_campaign_keeps_what_only_the_store_knows(campaign: Any, database: str) -> None:
-    """An intent without a directory, one whose folder is being made, a running attempt, and a lost one."""
+def test_a_rebuild_during_a_campaign_keeps_what_only_the_store_knows(campaign: Any, database: str) -> None:
+    """An intent without a directory, one whose folder is being created, a running attempt, and a lost one."""
     specs = [campaign.spec(seed=seed) for seed in range(4)]
     with open_store(database) as store:
         intents = submissions.record_intents(
@@ -476,7 +481,7 @@ def test_a_rebuild_in_the_middle_of_a_campaign_keeps_what_only_the_store_knows(c
         making, running, lost = (campaign.run(seed=seed) for seed in (1, 2, 3))
         making.attempt(1).create()
         for run, intent in ((running, intents[2]), (lost, intents[3])):
-            campaign.send(
+            campaign.submit(
                 run, token=intent.token, submitted_at=intent.submitted_at, shape=ResourceShape(nodes=2).to_json()
             )
         submissions.update_statuses(store, [submissions.StatusUpdate(running.run_id, 1, State.RUNNING, job_id="1000")])
@@ -500,8 +505,8 @@ def test_a_rebuild_names_the_damage_that_would_lose_a_run(campaign: Any, databas
             rebuild(store, campaign.runs)
 
 
-def test_a_rebuild_from_the_wrong_folder_is_refused(campaign: Any, database: str, tmp_path: Path) -> None:
-    """Runs without a directory would be lost, so it takes a word; nothing changes before."""
+def test_a_rebuild_from_the_wrong_folder_is_rejected(campaign: Any, database: str, tmp_path: Path) -> None:
+    """Runs without a directory would be lost, which needs --drop-missing; without it nothing changes."""
     campaign.done(seed=0)
     gone = campaign.done(seed=1).path.parents[1]
     with open_store(database) as store:
@@ -516,8 +521,8 @@ def test_a_rebuild_from_the_wrong_folder_is_refused(campaign: Any, database: str
 
 
 @pytest.mark.parametrize("loss", ["attempts", "attempt", "result", "emptied", "events"])
-def test_a_rebuild_drops_nothing_measured_unasked(loss: str, campaign: Any, database: str) -> None:
-    """Files of an attempt that are gone or damaged: the database has the only copy, so it takes a word."""
+def test_a_rebuild_drops_measurements_only_with_drop_missing(loss: str, campaign: Any, database: str) -> None:
+    """Files of an attempt are missing or damaged, so the database has the only copy."""
     campaign.done(seed=0)
     attempt = campaign.done(seed=1)
     run_id = attempt.path.parents[1].name
@@ -561,11 +566,11 @@ def test_a_rebuild_drops_nothing_measured_unasked(loss: str, campaign: Any, data
     assert states.get(run_id) == {"result": "pending", "emptied": "pending", "events": "succeeded"}.get(loss)
 
 
-def test_a_rebuild_takes_what_another_command_takes_in_meanwhile_for_no_loss(
+def test_a_rebuild_has_what_another_command_ingests_meanwhile(
     campaign: Any, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An epoch that ends, and is collected, between the reading of the files and the write lock."""
-    attempt = campaign.send(campaign.run())
+    """An epoch ends, and is collected, after the rebuild read the files and before it has the write lock."""
+    attempt = campaign.submit(campaign.run())
     campaign.train(attempt, range(1, 3))
     with open_store(database) as store:
         collect(store, campaign.runs)

@@ -1,4 +1,4 @@
-"""Leases: one holder at most, alive as long as any process that inherited them, visible without being touched."""
+"""Leases: one holder at most, held while any process that inherited them lives, visible without being acquired."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_one_holder_at_most() -> None:
     assert leases.acquire("gpu/GPU-1") is not None
 
 
-def test_looking_does_not_take() -> None:
+def test_is_held_does_not_acquire() -> None:
     assert not leases.is_held("core/0")
     lease = leases.acquire("core/0")
     assert lease is not None
@@ -38,7 +38,7 @@ def test_looking_does_not_take() -> None:
 
 
 def test_a_lease_lives_as_long_as_a_process_that_inherited_it() -> None:
-    """The taker lets go and its child is killed; only then is the name free. A child that got nothing holds nothing."""
+    """Free only after the holder released it and its child was killed. A child without the socket holds nothing."""
     lease = leases.acquire("gpu/GPU-1")
     assert lease is not None
     sleep = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
@@ -62,7 +62,7 @@ def test_domains_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert leases.acquire("gpu/GPU-1") is not None
 
 
-def test_any_name_is_a_name() -> None:
+def test_any_name_can_be_leased() -> None:
     """MIG names of old drivers are longer than the kernel's limit for addresses, paths hold anything."""
     for name in ("MIG-GPU-" + "a" * 200 + "/11/0", "queue/'ü\n\udcff"):
         lease = leases.acquire(name)
@@ -71,11 +71,11 @@ def test_any_name_is_a_name() -> None:
         lease.release()
 
 
-def test_some_of_several_in_their_order() -> None:
+def test_acquire_up_to_keeps_the_order() -> None:
     held = leases.acquire(leases.gpu_name("b"))
     assert held is not None
     names = [leases.gpu_name(uuid) for uuid in "abcd"]
-    taken = leases.acquire_up_to(names, 2)
-    assert [lease.name for lease in taken] == ["gpu/a", "gpu/c"]
-    leases.release(taken)
+    acquired = leases.acquire_up_to(names, 2)
+    assert [lease.name for lease in acquired] == ["gpu/a", "gpu/c"]
+    leases.release(acquired)
     assert not leases.is_held("gpu/a")

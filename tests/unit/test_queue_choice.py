@@ -33,7 +33,7 @@ def answers(
 
 
 @pytest.mark.parametrize(
-    ("code", "text", "start", "refusal"),
+    ("code", "text", "start", "rejection"),
     [
         (
             0,
@@ -59,13 +59,13 @@ def answers(
             "",
             "Invalid qos specification",
         ),
-        (1, "", "", "sbatch --test-only ended with exit code 1 and said nothing"),
+        (1, "", "", "sbatch --test-only ended with exit code 1 and no message"),
     ],
 )
-def test_what_slurm_says(monkeypatch: pytest.MonkeyPatch, code: int, text: str, start: str, refusal: str) -> None:
-    """A start, or its own words once, whatever a site's filters print around them."""
+def test_estimate(monkeypatch: pytest.MonkeyPatch, code: int, text: str, start: str, rejection: str) -> None:
+    """A start or Slurm's message, whatever a site's wrapper prints around it."""
     asked = answers(monkeypatch, lambda argv: (code, text))
-    assert queue_choice.estimate(SCRIPT, "--qos=x") == queue_choice.StartEstimate(start, refusal)
+    assert queue_choice.estimate(SCRIPT, "--qos=x") == queue_choice.StartEstimate(start, rejection)
     assert asked == [("sbatch", "--test-only", "--qos=x", str(SCRIPT))]
 
 
@@ -78,7 +78,7 @@ def said(argv: tuple[str, ...]) -> tuple[int, str]:
 
 
 def test_the_earliest_start_wins_and_ties_keep_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queues that end jobs too early are not asked; those that refuse are left out; where all do, nobody chooses."""
+    """Queues with a lower limit are not tried, those that reject are not considered; if all reject, none is chosen."""
     asked = answers(monkeypatch, said)
     pairs = [
         QueuePair("slow"),
@@ -97,8 +97,8 @@ def test_the_earliest_start_wins_and_ties_keep_the_order(monkeypatch: pytest.Mon
     assert queue_choice.earliest(SCRIPT, [QueuePair("gone")], {}, count=1, time_limit_s=60) is None
 
 
-def test_every_queue_that_takes_a_shape_is_offered() -> None:
-    """In the order of the cluster file, without those whose limits it passes."""
+def test_all_queues_that_accept_a_shape() -> None:
+    """In the order of the cluster file, without those whose limits it exceeds."""
     sol = cluster_file.load("sol")
     for limit_s, names in ((3600, ["htc/public", "public/public"]), (5 * 3600, ["public/public"])):
         shape = sample_scripts.sample(sol, "a100:2", limit_s).shape
@@ -106,7 +106,7 @@ def test_every_queue_that_takes_a_shape_is_offered() -> None:
 
 
 def test_this_machine_has_no_queues_to_choose_among(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--queue beside --local is a mistake, said before anything is sent."""
+    """--queue with --local is an error, reported before anything is submitted."""
     defaults = 'name = "x"\n[defaults]\nmodel = "cnn"\ndataset = "digits"\nstrategy = "probe"\n'
     (tmp_path / "experiment.toml").write_text(f'{defaults}[matrix]\nhardware = ["cpu:1"]\n')
     with contextlib.chdir(tmp_path):

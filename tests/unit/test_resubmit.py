@@ -13,13 +13,12 @@ from db.connect import Store, open_store
 from db.submissions import StatusUpdate, attempt_histories, record_intents, update_statuses
 from orchestrator import cli
 from orchestrator.backends import leases
-from orchestrator.backends.base import Receipt, Request, Status
-from orchestrator.backends.exit_status import Exit
+from orchestrator.backends.base import Attempt, Receipt, Request, Status
 from orchestrator.backends.slurm.queue_choice import StartEstimate
 from orchestrator.backends.slurm.records import ClusterFolder, ClusterLimits
 from orchestrator.submission import resubmit, submitter
 from orchestrator.tracking import tracker
-from orchestrator.tracking.assess import Assessment, assess_runs, limits
+from orchestrator.tracking.assess import Assessment, assess_runs, resource_limits
 from orchestrator.tracking.recovery import Decision, FailureClass, RecoveryAction
 from orchestrator.workspace import Workspace
 from workloads.contract import (
@@ -34,7 +33,7 @@ from workloads.contract import (
 )
 from workloads.files.event_log import EventLog
 from workloads.files.json_file import read_json
-from workloads.files.run_dir import AttemptDir, RunDir
+from workloads.files.run_dir import RunDir
 
 GB = 2**30
 SHAPE = ResourceShape(
@@ -66,21 +65,21 @@ class FakeExecutor:
     def capacity(self) -> int | None:
         return self.limit
 
-    def submit(self, requests: list[Request], *, patient: bool = True) -> list[Receipt]:
+    def submit(self, requests: list[Request], *, wait: bool = True) -> list[Receipt]:
         if self.refusal:
-            return [Receipt(d.token, State.FAILED, reason="refused", message=self.refusal) for d in requests]
+            return [Receipt(d.token, State.FAILED, reason="rejected", message=self.refusal) for d in requests]
         self.submitted += requests
         for request in requests:
             request.materialize()
         return [Receipt(d.token, State.PENDING, job_id=f"7_{i}", reason="queued") for i, d in enumerate(requests)]
 
     def status(self, attempts: Any, *, fresh: bool = False) -> list[Status]:
-        return [Status(state, self.reason) for _, _, state in attempts]
+        return [Status(attempt.recorded, self.reason) for attempt in attempts]
 
     def cancel(self, attempts: Any) -> None: ...
 
-    def supersede(self, attempts: list[tuple[AttemptDir, str]]) -> None:
-        self.superseded += [attempt.number for attempt, _ in attempts]
+    def supersede(self, attempts: list[Attempt]) -> None:
+        self.superseded += [attempt.number for attempt in attempts]
 
     def ensure_running(self) -> None: ...
 
@@ -119,7 +118,7 @@ class Campaign:
         if checkpoint:
             log.write("checkpoint", epoch=1)
         log.close()
-        Exit(state, reason, "how it ended").write(attempt)
+        Status(state, reason, "how it ended").write_exit(attempt)
         update_statuses(self.store, [StatusUpdate(run.run_id, number, state, reason=reason, message="how it ended")])
 
     def assessment(self, run: RunDir) -> Assessment:
@@ -155,7 +154,7 @@ def test_from_a_time_out_to_the_next_attempt(campaign: Campaign) -> None:
     run = campaign.send()
     campaign.end(run, State.TIMEOUT, "time_limit")
     assert campaign.assessment(run).message == (
-        "to be sent again with a time limit of 0-01:30:00 instead of 0-01:00:00 (1 of 4 for timeout)"
+        "will be resubmitted with a time limit of 0-01:30:00 instead of 0-01:00:00 (1 of 4 for timeout)"
     )
     assert campaign.recover() == [
         "probe-s0: timeout; resubmitted with a time limit of 0-01:30:00 instead of 0-01:00:00 after attempt 1 "
@@ -210,17 +209,19 @@ def test_an_unchanged_resubmission_keeps_its_shape() -> None:
     assert resubmit.next_shape(SHAPE, longer, None) == replace(SHAPE, time_limit_s=7200, mem_bytes=None)
 
 
-def test_limits_of_a_site() -> None:
+def test_resource_limits_of_a_cluster() -> None:
     """The cap is the queue's own, or the longest where another queue may take it; nodes the user excludes stay so."""
-    assert limits(SHAPE, 3600, SITE).max_time_s == 5400
-    assert limits(replace(SHAPE, qos="other"), 3600, SITE).max_time_s == 0
+    assert resource_limits(SHAPE, 3600, SITE).max_time_s == 5400
+    assert resource_limits(replace(SHAPE, qos="other"), 3600, SITE).max_time_s == 0
     queues = {"a100": {"max_time_s": {"htc/public": 5400, "public/public": 9000}}}
-    assert limits(SHAPE, 3600, ClusterLimits(name="s", nodes=queues, queue_choice="earliest")).max_time_s == 9000
-    assert limits(SHAPE, 3600, ClusterLimits(name="s", excluded="n7,n8")).excluded == ("n7", "n8")
-    assert limits(
+    assert (
+        resource_limits(SHAPE, 3600, ClusterLimits(name="s", nodes=queues, queue_choice="earliest")).max_time_s == 9000
+    )
+    assert resource_limits(SHAPE, 3600, ClusterLimits(name="s", excluded="n7,n8")).excluded == ("n7", "n8")
+    assert resource_limits(
         replace(SHAPE, arguments={"exclude": "n1"}), 3600, ClusterLimits(name="s", excluded="n7")
     ).excluded == ("n1",)
-    here = limits(ResourceShape(), 60, None)
+    here = resource_limits(ResourceShape(), 60, None)
     assert not here.takes_mem and not here.has_nodes
 
 
@@ -243,8 +244,8 @@ def test_the_last_node_is_not_excluded(campaign: Campaign, monkeypatch: pytest.M
     for run in runs:
         campaign.end(run, State.WRONG_HARDWARE, "wrong_hardware", 2, node="n2")
     why = (
-        "not sent again: without n1, n2 Slurm has no node for it (Requested node configuration is not available); "
-        "mend type, expect_name or expect_mem_gb in the cluster file, then orchestrate submit"
+        "not resubmitted: without n1, n2 Slurm has no node for it (Requested node configuration is not available); "
+        "correct type, expect_name or expect_mem_gb in the cluster file, then orchestrate submit"
     )
     assert campaign.recover() == [f"probe-s{seed}: wrong_hardware; {why}" for seed in (0, 1)]
     assert asked == [("--exclude=n1",), ("--exclude=n1,n2",)], "once for both runs"
@@ -271,10 +272,10 @@ def test_a_refusal_of_what_recovery_asked_for_keeps_the_cause(campaign: Campaign
     campaign.executor.refusal = "Requested time limit is invalid"
     assert campaign.recover() == ["resubmission was rejected: Requested time limit is invalid"]
     (status,) = tracker.statuses(campaign.store, campaign.workspace.runs)
-    assert (status.state, status.reason, status.attempt) == (State.FAILED, "refused", 2)
+    assert (status.state, status.reason, status.attempt) == (State.FAILED, "rejected", 2)
     assert status.message == "how it ended; its resubmission was rejected: Requested time limit is invalid"
-    assert Exit.read(run.attempt(2)) == Exit(State.FAILED, "refused", status.message)
-    assert status.recovery_message.endswith("was refused; orchestrate submit sends the run as it is planned now")
+    assert Status.read_exit(run.attempt(2)) == Status(State.FAILED, "rejected", status.message)
+    assert status.recovery_message.endswith("was rejected; orchestrate submit submits the run as it is planned now")
 
 
 def _verb(campaign: Campaign, *argv: str) -> int:
@@ -360,7 +361,7 @@ def test_what_somebody_held_is_not_sent(campaign: Campaign) -> None:
     run = campaign.send()
     campaign.end(run, State.LOST, "no_sign_of_life")
     run.attempt(1).held.touch()
-    assert campaign.recover() == [] and "orchestrate cancel asked for that" in campaign.assessment(run).message
+    assert campaign.recover() == [] and "it was cancelled; orchestrate retry" in campaign.assessment(run).message
 
 
 def test_a_program_error_is_counted_by_the_run_s_own_number(campaign: Campaign) -> None:
@@ -371,7 +372,7 @@ def test_a_program_error_is_counted_by_the_run_s_own_number(campaign: Campaign) 
     assert [d.spec.run_id for d in campaign.executor.submitted] == [runs[1].run_id]
     campaign.end(runs[1], State.FAILED, "hang", 2)
     assert campaign.recover() == []
-    assert campaign.assessment(runs[1]).message.startswith("not sent again: after 1 of 1 for program_error")
+    assert campaign.assessment(runs[1]).message.startswith("not resubmitted: after 1 of 1 for program_error")
 
 
 def test_progress_is_a_checkpoint_of_the_attempt(campaign: Campaign) -> None:
@@ -410,7 +411,7 @@ def test_the_node_at_fault(
         if rank == complaint:
             log.write("error", failure_class="wrong_hardware", message="small")
         log.close()
-    Exit(State.NODE_FAIL, "node_fail", "", nodes=exit_nodes).write(attempt)
+    Status(State.NODE_FAIL, "node_fail", "", nodes=exit_nodes).write_exit(attempt)
     update_statuses(campaign.store, [StatusUpdate(run.run_id, 1, State.NODE_FAIL, reason="node_fail")])
     assert campaign.assessment(run).decision.excluded == ((found,) if found else ())
 

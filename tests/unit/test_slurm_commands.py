@@ -1,4 +1,4 @@
-"""What is asked of Slurm, how often, and what its answers are taken for: fakes on PATH, one script by several names."""
+"""Queries to Slurm: which, how often, and how the answers are read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import ClassVar
 import pytest
 
 from orchestrator.backends.slurm import commands, query
-from orchestrator.backends.slurm.array_job import Fate, fate, parse_job_id
+from orchestrator.backends.slurm.array_job import SbatchOutcome, outcome_of, parse_job_id
 from orchestrator.backends.slurm.commands import Answer
-from orchestrator.backends.slurm.status import Phase
+from orchestrator.backends.slurm.states import Phase
 from tests.unit.slurm_fakes import Fakes
 from workloads.files.json_file import write_json
 from workloads.files.run_dir import AttemptDir, RunDir
@@ -25,81 +25,81 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fakes:
     return Fakes(tmp_path, monkeypatch)
 
 
-def test_ten_looks_at_500_tasks_are_one_squeue_and_one_sacct(cluster: Fakes) -> None:
-    """However many tasks, and however often one looks within the site's pause."""
+def test_ten_polls_of_500_tasks_are_one_squeue_and_one_sacct(cluster: Fakes) -> None:
+    """However many tasks and polls there are within poll_seconds."""
     record = cluster.array(500)
     cluster.listed(record, ("300-499:1%20", "PENDING", "Priority"))
     rows = [f"77_{i}|{record.name}|COMPLETED|0:0|12|n1" for i in range(300)]
     cluster.answer("sacct", "\n".join(rows) + "\n")
     for _ in range(10):
-        newest = cluster.poll(record)
+        report = cluster.poll(record)
     assert (len(cluster.calls("squeue")), len(cluster.calls("sacct")), len(cluster.calls("scontrol"))) == (1, 1, 1)
-    tasks = newest.arrays[record.name].tasks
+    tasks = report.arrays[record.name].tasks
     assert len(tasks) == 500
     assert [tasks[i].phase for i in (0, 299, 300, 499)] == [Phase.ENDED] * 2 + [Phase.WAITING] * 2
     cluster.poll(record, fresh=True)
-    assert len(cluster.calls("squeue")) == 2, "who has just acted may ask anew"
+    assert len(cluster.calls("squeue")) == 2, "a command that has just acted queries again"
 
 
-def test_without_accounting_the_controller_is_asked(cluster: Fakes) -> None:
-    """sacct says that there is none, once; squeue tells the state and scontrol the exit code."""
+def test_without_accounting_the_controller_is_queried(cluster: Fakes) -> None:
+    """sacct is tried once; then squeue reports the state and scontrol the exit code."""
     record = cluster.array(2)
     cluster.listed(record, ("0", "FAILED", "NonZeroExitCode"), ("1", "RUNNING", "None"))
     cluster.answer("sacct", error="Slurm accounting storage is disabled\n")
     job = f"JobId=77 ArrayJobId=77 ArrayTaskId=0 JobName={record.name} JobState=FAILED ExitCode=3:0 RunTime=00:01:10"
     cluster.answer("scontrol", f"ClusterName = one\n{job} NodeList=n1\n")
     for _ in range(3):
-        newest = cluster.poll(record, fresh=True)
-    seen = newest.arrays[record.name].tasks
+        report = cluster.poll(record, fresh=True)
+    seen = report.arrays[record.name].tasks
     assert (seen[0].exit_code, seen[0].elapsed_s, seen[1].state) == (3, 70.0, "RUNNING")
     assert len(cluster.calls("sacct")) == 1
 
 
-def test_a_query_that_fails_concludes_nothing_and_slows_down(cluster: Fakes) -> None:
-    """What was heard before stays, and the next question waits longer each time."""
+def test_a_failed_query_changes_nothing_and_slows_polling_down(cluster: Fakes) -> None:
+    """The last report stays, and the pause grows with each failure."""
     record = cluster.array(1)
     cluster.listed(record, ("0", "RUNNING", "None"))
     before = cluster.poll(record)
     cluster.answer("squeue", error="slurm_load_jobs error: Unable to contact slurm controller\n")
     after = cluster.poll(record, fresh=True)
     assert after.arrays == before.arrays and after.failures == 1 and "Unable to contact" in after.problem
-    newest = query.Newest.read(cluster.folder)
-    newest.at = time.time() - 90
-    newest.write(cluster.folder)
+    report = query.SlurmReport.read(cluster.folder)
+    report.asked_at = time.time() - 90
+    report.write(cluster.folder)
     cluster.poll(record)
     assert len(cluster.calls("squeue")) == 2, "60 s after a failure are not enough"
 
 
-def test_accounting_that_fails_for_a_while_is_not_no_accounting(cluster: Fakes) -> None:
+def test_a_failure_of_accounting_is_not_missing_accounting(cluster: Fakes) -> None:
     record = cluster.array(1)
     cluster.listed(record)
     cluster.answer("sacct", error="sacct: error: slurm_persist_conn_open: failed to open connection to host:db:6819\n")
-    newest = cluster.poll(record)
-    assert newest.accounting_failed and not newest.no_accounting
+    report = cluster.poll(record)
+    assert report.accounting_failed and not report.no_accounting
 
 
-def test_a_number_that_another_job_had_before(cluster: Fakes) -> None:
-    """Rows of another name are not ours, in the queue and in accounting."""
+def test_a_reused_job_id(cluster: Fakes) -> None:
+    """Rows with another job name are not ours, in squeue and in sacct."""
     record = cluster.array(1)
     cluster.answer("squeue", "77|0|orc-other|RUNNING|0:05|n1|None\n")
     cluster.answer("sacct", "77_0|training|COMPLETED|0:0|12|n1\n")
-    assert not cluster.poll(record).arrays.get(record.name, query.SeenArray()).tasks
+    assert not cluster.poll(record).arrays.get(record.name, query.ArrayReport()).tasks
 
 
-def test_another_cluster_is_not_asked_about_ours(cluster: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine of cluster two the runs on cluster one keep their states."""
+def test_another_cluster_is_not_queried(cluster: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine of cluster two, runs on cluster one keep their states."""
     record = cluster.array(1)
     cluster.listed(record, ("0", "RUNNING", "None"))
     cluster.poll(record)
     cluster.answer("scontrol", "ClusterName = two\n")
     cluster.listed(record)
     monkeypatch.setenv("SLURM_CONF", "/etc/two.conf")
-    newest = cluster.poll(record, fresh=True)
-    assert newest.problem == "this machine talks to cluster two, the runs are on one"
-    assert newest.arrays[record.name].tasks[0].state == "RUNNING"
+    report = cluster.poll(record, fresh=True)
+    assert report.problem == "this machine talks to cluster two, the runs are on one"
+    assert report.arrays[record.name].tasks[0].state == "RUNNING"
 
 
-def test_steps_tell_of_the_memory_limit(cluster: Fakes) -> None:
+def test_steps_report_the_memory_limit(cluster: Fakes) -> None:
     record = cluster.array(1)
     cluster.listed(record)
     rows = [f"77_0|{record.name}|FAILED|1:0|12|n1", "77_0.batch|batch|FAILED|1:0|12|n1"]
@@ -120,34 +120,45 @@ def test_steps_tell_of_the_memory_limit(cluster: Fakes) -> None:
         ("", None),
     ],
 )
-def test_the_number_in_noisy_output(stdout: str, job_id: str | None) -> None:
-    """Taken from a line of its own only, never from a text that has a number in it."""
+def test_job_id_in_noisy_output(stdout: str, job_id: str | None) -> None:
+    """Only a line of its own counts, never a number inside other text."""
     assert parse_job_id(stdout) == job_id
-    assert fate(Answer(("sbatch",), 0, stdout, "")) == (Fate.ACCEPTED if job_id else Fate.UNCLEAR, job_id)
+    assert outcome_of(Answer(("sbatch",), 0, stdout, "")) == (
+        SbatchOutcome.ACCEPTED if job_id else SbatchOutcome.NO_ANSWER,
+        job_id,
+    )
 
 
 @pytest.mark.parametrize(
     ("code", "text", "expected"),
     [
-        (1, "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", Fate.UNCLEAR),
-        (1, "sbatch: error: Batch job submission failed: Unable to contact slurm controller", Fate.UNCLEAR),
-        (1, "sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received", Fate.UNCLEAR),
-        (None, "sbatch did not end within 180 s", Fate.UNCLEAR),
-        (-9, "", Fate.UNCLEAR),
-        (1, "sbatch: error: Batch job submission failed: Invalid job array specification", Fate.REFUSED),
-        (1, "sbatch: error: Batch job submission failed: Requested time limit is invalid", Fate.REFUSED),
-        (1, "sbatch: error: QOSMaxSubmitJobPerUserLimit", Fate.REFUSED),
+        (
+            1,
+            "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+            SbatchOutcome.NO_ANSWER,
+        ),
+        (1, "sbatch: error: Batch job submission failed: Unable to contact slurm controller", SbatchOutcome.NO_ANSWER),
+        (
+            1,
+            "sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received",
+            SbatchOutcome.NO_ANSWER,
+        ),
+        (None, "sbatch did not end within 180 s", SbatchOutcome.NO_ANSWER),
+        (-9, "", SbatchOutcome.NO_ANSWER),
+        (1, "sbatch: error: Batch job submission failed: Invalid job array specification", SbatchOutcome.REJECTED),
+        (1, "sbatch: error: Batch job submission failed: Requested time limit is invalid", SbatchOutcome.REJECTED),
+        (1, "sbatch: error: QOSMaxSubmitJobPerUserLimit", SbatchOutcome.REJECTED),
     ],
 )
-def test_a_refusal_is_told_from_a_lost_answer(code: int | None, text: str, expected: Fate) -> None:
-    assert fate(Answer(("sbatch",), code, "", text)) == (expected, None)
+def test_rejected_or_no_answer(code: int | None, text: str, expected: SbatchOutcome) -> None:
+    assert outcome_of(Answer(("sbatch",), code, "", text)) == (expected, None)
 
 
 def test_the_environment_of_client_commands() -> None:
     """Which cluster stays; what the caller's job or habits would add does not."""
     caller = {"SLURM_CONF": "/c", "SLURM_JOB_ID": "1", "SLURM_CPU_BIND": "x", "SBATCH_PARTITION": "p", "HOME": "/h"}
     assert commands.environment(caller) == {"SLURM_CONF": "/c", "HOME": "/h", "SLURM_BITSTR_LEN": "0"}
-    assert commands.leaking(caller) == ["SBATCH_PARTITION", "SLURM_CPU_BIND", "SLURM_JOB_ID"]
+    assert commands.option_variables(caller) == ["SBATCH_PARTITION", "SLURM_CPU_BIND", "SLURM_JOB_ID"]
 
 
 def test_a_command_that_does_not_end_or_is_not_there(cluster: Fakes) -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong on clusters and must change nothing: late accounting, clocks, names, folders, many ids at once."""
+"""Faults of clusters that must not matter: late accounting, wrong clocks, odd names, missing folders, many ids."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.base import UNREACHABLE, Request, Status
+from orchestrator.backends.base import UNREACHABLE, Attempt, Request, Status
 from orchestrator.backends.slurm import commands, query
 from orchestrator.backends.slurm.commands import Answer
 from orchestrator.backends.slurm.executor import SlurmExecutor
 from orchestrator.backends.slurm.status import ABSENCE_GRACE_S, FINISH_GRACE_S
 from orchestrator.cli import submit_report
 from orchestrator.errors import OperationError
-from orchestrator.submission.submitter import Submitted
+from orchestrator.submission.submitter import SubmitResult
 from orchestrator.workspace import Workspace
 from tests.unit.slurm_fakes import Fakes
 from workloads.contract import Execution, Expectation, Hardware, ResourceShape, RunSpec, State, Submission, TrainConfig
@@ -27,32 +28,32 @@ from workloads.files.run_dir import AttemptDir, jobs_folder
 TRAIN = TrainConfig(model="cnn", dataset="digits", strategy="probe", hardware=Hardware("cpu", 1), cpus=1)
 
 
-class Watched:
-    """Attempts of one array on a cluster of fakes, looked at again and again; the store keeps what each look says."""
+class Observed:
+    """Attempts of one array on a fake cluster. Each query's states are the recorded ones of the next query."""
 
     def __init__(self, fakes: Fakes, monkeypatch: pytest.MonkeyPatch, tasks: int = 1) -> None:
         self.fakes = fakes
         self.record = fakes.array(tasks)
-        self.cluster = SlurmExecutor(fakes.runs, fakes.site)
-        self.attempts = [(task.directory(fakes.runs).create(), task.token) for task in self.record.tasks]
-        self.states = [State.PENDING] * tasks
+        self.executor = SlurmExecutor(fakes.runs, fakes.limits)
+        self.attempts = [
+            Attempt(task.token, task.directory(fakes.runs).create(), State.PENDING) for task in self.record.tasks
+        ]
         self._now = time.time()
         monkeypatch.setattr(time, "time", lambda: self._now)
 
     @property
-    def attempt(self) -> AttemptDir:
-        return self.attempts[0][0]
+    def directory(self) -> AttemptDir:
+        return self.attempts[0].directory
 
-    def look(self, after_s: float = 1.0, queue: Sequence[str] = (), accounting: Sequence[str] = ()) -> Status:
-        """The first attempt, when squeue and sacct say these words of it."""
+    def query(self, after_s: float = 1.0, queue: Sequence[str] = (), accounting: Sequence[str] = ()) -> Status:
+        """Return the status of the first attempt when squeue and sacct print these states of it."""
         self._now += after_s
         self.fakes.listed(self.record, *(("0", word, "None") for word in queue))
         rows = [f"77_0|{self.record.name}|{word}|0:0|12|n1" for word in accounting]
         self.fakes.answer("sacct", "".join(f"{row}\n" for row in rows))
-        wanted = [(a, token, state) for (a, token), state in zip(self.attempts, self.states, strict=True)]
-        verdicts = self.cluster.look(wanted, fresh=True)
-        self.states = [verdict.state for verdict in verdicts]
-        return verdicts[0]
+        found = self.executor.status(self.attempts, fresh=True)
+        self.attempts = [replace(a, recorded=status.state) for a, status in zip(self.attempts, found, strict=True)]
+        return found[0]
 
 
 @pytest.fixture
@@ -61,58 +62,58 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fakes:
 
 
 @pytest.fixture
-def watched(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    return Watched(fakes, monkeypatch)
+def observed(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> Observed:
+    return Observed(fakes, monkeypatch)
 
 
-def test_accounting_that_lags_behind_the_queue_ends_nothing(watched: Watched) -> None:
-    """Not there yet, then still running when the queue has forgotten the job; only the end it tells is an end."""
+def test_late_accounting_ends_no_run(observed: Observed) -> None:
+    """First without the job, then with it as running after squeue dropped it; only an ended state is an end."""
     for _ in range(2):
-        assert watched.look(queue=["PENDING"]).state is State.PENDING
-    write_json(watched.attempt.owner, {"job_id": "77_0"})
-    assert watched.look(queue=["RUNNING"]).state is State.RUNNING
+        assert observed.query(queue=["PENDING"]).state is State.PENDING
+    write_json(observed.directory.owner, {"job_id": "77_0"})
+    assert observed.query(queue=["RUNNING"]).state is State.RUNNING
     for _ in range(3):
-        assert watched.look(after_s=300, accounting=["RUNNING"]).state is State.RUNNING
-    finishing = watched.look(accounting=["COMPLETED"])
+        assert observed.query(after_s=300, accounting=["RUNNING"]).state is State.RUNNING
+    finishing = observed.query(accounting=["COMPLETED"])
     assert (finishing.state, finishing.reason) == (State.RUNNING, "finishing")
-    ended = watched.look(after_s=FINISH_GRACE_S + 1, accounting=["COMPLETED"])
+    ended = observed.query(after_s=FINISH_GRACE_S + 1, accounting=["COMPLETED"])
     assert (ended.state, ended.reason) == (State.FAILED, "no_result")
-    assert not watched.fakes.calls("sbatch"), "nothing was sent again"
+    assert not observed.fakes.calls("sbatch"), "nothing was submitted again"
 
 
-def test_a_job_that_nobody_lists_is_lost_after_a_grace_and_not_before(watched: Watched) -> None:
-    assert watched.look().state is State.PENDING
-    unlisted = watched.look(after_s=ABSENCE_GRACE_S - 10)
+def test_a_job_that_nobody_lists_is_lost_after_the_grace_period(observed: Observed) -> None:
+    assert observed.query().state is State.PENDING
+    unlisted = observed.query(after_s=ABSENCE_GRACE_S - 10)
     assert (unlisted.state, unlisted.reason) == (State.PENDING, "unlisted")
-    lost = watched.look(after_s=20)
+    lost = observed.query(after_s=20)
     assert (lost.state, lost.message) == (State.LOST, "Slurm does not know the job, and it never started")
 
 
 @pytest.mark.parametrize("skew_s", [-600, 600])
-def test_a_node_whose_clock_is_wrong_makes_no_run_look_dead(watched: Watched, skew_s: float) -> None:
-    """Ten minutes behind or ahead: files of the future or the past are signs of life, and Slurm's word goes first."""
-    write_json(watched.attempt.owner, {"job_id": "77_0"})
-    told = time.time() + skew_s
-    os.utime(watched.attempt.owner, (told, told))
-    assert watched.look(queue=["RUNNING"]) == Status(State.RUNNING, job_id="77_0")
-    assert watched.look(after_s=ABSENCE_GRACE_S + 1).state is State.RUNNING
-    assert watched.look(queue=["RUNNING"]) == Status(State.RUNNING, job_id="77_0")
+def test_a_wrong_clock_of_a_node_makes_no_run_look_dead(observed: Observed, skew_s: float) -> None:
+    """Ten minutes behind or ahead: such files are signs of life too, and Slurm's state goes first."""
+    write_json(observed.directory.owner, {"job_id": "77_0"})
+    written_at = time.time() + skew_s
+    os.utime(observed.directory.owner, (written_at, written_at))
+    assert observed.query(queue=["RUNNING"]) == Status(State.RUNNING, job_id="77_0")
+    assert observed.query(after_s=ABSENCE_GRACE_S + 1).state is State.RUNNING
+    assert observed.query(queue=["RUNNING"]) == Status(State.RUNNING, job_id="77_0")
 
 
-def test_accounting_is_asked_from_a_day_before(watched: Watched) -> None:
-    """The controller's clock may be behind ours: a window that begins now would leave out what was just sent."""
-    unknown = watched.fakes.array(1, job_id=None)
-    watched.fakes.answer("squeue")
-    assert query.find(watched.cluster._folder, watched.fakes.site, unknown) == []
-    (call,) = watched.fakes.calls("sacct")
+def test_accounting_is_queried_from_a_day_before(observed: Observed) -> None:
+    """The controller's clock may be behind ours: a window that starts now could exclude a new job."""
+    unknown = observed.fakes.array(1, job_id=None)
+    observed.fakes.answer("squeue")
+    assert query.find(observed.executor._folder, observed.fakes.limits, unknown) == []
+    (call,) = observed.fakes.calls("sacct")
     (since,) = re.findall(r"--starttime=(\S+)", call)
     assert time.mktime(time.strptime(since, "%Y-%m-%dT%H:%M:%S")) == pytest.approx(unknown.asked_at - 86400, abs=2)
 
 
-def test_five_hundred_are_cancelled_by_three_calls(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids from our records and nothing else: no names, no users."""
-    watched = Watched(fakes, monkeypatch, tasks=500)
-    watched.cluster.cancel(watched.attempts)
+def test_cancelling_500_tasks_takes_three_calls(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the ids of our records only: no names, no users."""
+    observed = Observed(fakes, monkeypatch, tasks=500)
+    observed.executor.cancel(observed.attempts)
     calls = fakes.calls("scancel")
     assert [len(call.split()) - 1 for call in calls] == [200, 200, 100]
     assert {word for call in calls for word in call.split()[1:]} == {f"77_{index}" for index in range(500)}
@@ -139,31 +140,31 @@ def _request(fakes: Fakes, label: str) -> Request:
         data_root="",
     )
     shape = ResourceShape(nodes=1)
-    fakes.folder.keep(fakes.site, {shape.key(): "#!/bin/bash\n"})
+    fakes.folder.keep(fakes.limits, {shape.key(): "#!/bin/bash\n"})
     return Request(fakes.runs, spec, Submission(token="t", target="one", attempt=1, shape=shape))
 
 
-def test_where_there_is_no_slurm_nothing_has_failed(fakes: Fakes) -> None:
-    """Clients without a configuration asked nobody: runs stay planned, and the remedy is another machine."""
+def test_without_slurm_nothing_fails(fakes: Fakes) -> None:
+    """Clients without a configuration contact no controller: runs stay planned, and the fix is another machine."""
     (fakes.bin / "sbatch").write_text(
         "#!/bin/sh\necho 'sbatch: error: fetch_config: DNS SRV lookup failed' >&2\n"
         "echo 'sbatch: fatal: Could not establish a configuration source' >&2\nexit 1\n"
     )
-    (receipt,) = SlurmExecutor(fakes.runs, fakes.site).send([_request(fakes, "x")])
+    (receipt,) = SlurmExecutor(fakes.runs, fakes.limits).submit([_request(fakes, "x")])
     assert (receipt.state, receipt.reason) == (State.PLANNED, UNREACHABLE)
     with pytest.raises(OperationError, match="no Slurm to be reached from here: 1 run not sent") as caught:
-        submit_report._complain(Submitted(refused=[receipt]))
+        submit_report._complain(SubmitResult(rejected=[receipt]))
     assert "DNS SRV" in caught.value.why and "login node" in caught.value.hint
 
 
-def test_what_sbatch_is_given_for_a_run_of_any_name(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short ASCII name; and the folder of logs is there, without which Slurm would fail the job without a word."""
+def test_arguments_of_sbatch_for_a_run_of_any_name(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short ASCII name; and the folder of logs exists, without which Slurm fails the job."""
     (fakes.bin / "sbatch").write_text(f'#!/bin/sh\n[ -d "{jobs_folder(fakes.runs)}" ] && echo "$*" >&2 && echo 4242\n')
     request = _request(fakes, "résumé 实验/" * 40)
     given: list[Answer] = []
     run = commands.run
     monkeypatch.setattr(commands, "run", lambda *argv, **more: given.append(run(*argv, **more)) or given[-1])
-    (receipt,) = SlurmExecutor(fakes.runs, fakes.site).send([request])
+    (receipt,) = SlurmExecutor(fakes.runs, fakes.limits).submit([request])
     assert (receipt.state, receipt.job_id) == (State.PENDING, "4242_0")
     (sent,) = (answer for answer in given if answer.argv[0] == "sbatch")
     assert re.search(r"--job-name=orc-[0-9a-f]{16} ", sent.stderr)

@@ -55,7 +55,7 @@ def _request(campaign: Any, seed: int, *, attempt: int = 1, recovery: RecoveryRe
 
 def _begin(campaign: Any, requests: list[Request]) -> tuple[ArrayFolder, ArrayRecord]:
     folder = ArrayFolder(campaign.runs)
-    return folder, folder.begin(ArrayRecord.new("lab", requests), [d.spec for d in requests])
+    return folder, folder.create(ArrayRecord.new("lab", requests), [d.spec for d in requests])
 
 
 def test_an_array_is_two_files_until_its_tasks_are_laid_out(campaign: Any) -> None:
@@ -64,15 +64,15 @@ def test_an_array_is_two_files_until_its_tasks_are_laid_out(campaign: Any) -> No
     folder, record = _begin(campaign, requests)
     assert [path.name for path in campaign.runs.iterdir()] == ["jobs"]
     assert sorted(path.name for path in folder.of(record).iterdir()) == ["array.json", "specs.json"]
-    assert create_run_folders(folder.of(record), [1]) == [requests[1].attempt]
-    assert not requests[0].attempt.path.exists(), "only who starts"
+    assert create_run_folders(folder.of(record), [1]) == [requests[1].directory]
+    assert not requests[0].directory.path.exists(), "only who starts"
     record = folder.write(replace(record, job_id="77", partition="htc"))
     create_run_folders(folder.of(record), [0, 1])
     for number, (request, job_id) in enumerate(zip(requests, ["77_0", None], strict=True)):
         run = request.run
         assert run.read_spec() == request.spec
         chosen = {"partition": "htc"} if number == 0 else {}
-        assert read_json(request.attempt.submission) == {**request.submission.to_json(), "job_id": job_id, **chosen}
+        assert read_json(request.directory.submission) == {**request.submission.to_json(), "job_id": job_id, **chosen}
     assert folder.open("lab") == [record] and folder.open("other") == []
 
 
@@ -82,9 +82,9 @@ def test_tasks_of_an_array_are_laid_out_by_many_at_once(campaign: Any) -> None:
     folder, record = _begin(campaign, requests)
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(lambda _: create_run_folders(folder.of(record), [0])[0], range(64))) == {
-            requests[0].attempt
+            requests[0].directory
         }
-    attempt = requests[0].attempt
+    attempt = requests[0].directory
     assert sorted(path.name for path in attempt.path.iterdir()) == ["job", "submission.json"]
     assert sorted(path.name for path in attempt.path.parents[1].iterdir()) == ["attempts", "spec.json"]
 

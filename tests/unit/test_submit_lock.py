@@ -1,4 +1,4 @@
-"""Submits of several login nodes on one runs folder: who was first goes on, and others learn of it."""
+"""Submits of several login nodes on one runs folder: the first one works, and the others see it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE, OTHER = Host("login1", "boot-1", "net-1"), Host("login2", "boot-2", "net-1
 
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Host], None]:
-    """Go to another host; its leases are its own."""
+    """Switch to another host, which has its own leases."""
 
     def go(host: Host) -> None:
         monkeypatch.setattr(Host, "here", classmethod(lambda cls: host))
@@ -27,31 +27,31 @@ def on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Host], None
     return go
 
 
-def test_a_submit_shows_itself_while_it_lasts(on: Callable[[Host], None], tmp_path: Path) -> None:
-    """To its own host and to others, which leave alone what it does; then the folder is free again."""
+def test_a_submit_is_visible_while_it_lasts(on: Callable[[Host], None], tmp_path: Path) -> None:
+    """On its own host and on others; then the folder is free again."""
     with submit_lock.acquire(tmp_path) as first:
-        assert first and submit_lock.is_held_here(tmp_path) and not submit_lock.other_host(tmp_path)
+        assert first and submit_lock.holder(tmp_path) == ""
         with submit_lock.acquire(tmp_path) as second:
             assert not second, "a second submit on this host"
         on(OTHER)
-        assert submit_lock.other_host(tmp_path) == "login1" and not submit_lock.is_held_here(tmp_path)
+        assert submit_lock.holder(tmp_path) == "login1"
         assert submit_lock.describe_holder("login1") == "a submit on login1 is at work on it"
         with submit_lock.acquire(tmp_path) as third:
             assert not third, "a submit on another host"
         on(HERE)
-    assert not submit_lock.is_held_here(tmp_path)
+    assert submit_lock.holder(tmp_path) is None
     on(OTHER)
-    assert not submit_lock.other_host(tmp_path)
+    assert submit_lock.holder(tmp_path) is None
     with submit_lock.acquire(tmp_path) as last:
         assert last
-    assert list((tmp_path / "queue" / "at_work").iterdir()) == []
+    assert list((tmp_path / "queue" / "submits").iterdir()) == []
 
 
-def test_what_a_killed_submit_leaves_counts_for_a_while(on: Callable[[Host], None], tmp_path: Path) -> None:
-    """Elsewhere nobody can tell it from one that waits; its own host is not kept by it."""
+def test_the_file_of_a_killed_submit_counts_for_a_while(on: Callable[[Host], None], tmp_path: Path) -> None:
+    """From another host it looks like a submit that waits; its own host is not blocked."""
     killed = submit_lock.acquire(tmp_path)
     with killed:
-        (left,) = (tmp_path / "queue" / "at_work").iterdir()
+        (left,) = (tmp_path / "queue" / "submits").iterdir()
         content = left.read_bytes()
     left.write_bytes(content)
     with submit_lock.acquire(tmp_path) as same_host:
@@ -64,25 +64,25 @@ def test_what_a_killed_submit_leaves_counts_for_a_while(on: Callable[[Host], Non
         assert not too_early
     long_ago = time.time() - submit_lock.TRUSTED_S - 1
     os.utime(left, (long_ago, long_ago))
-    assert not submit_lock.other_host(tmp_path)
+    assert submit_lock.holder(tmp_path) is None
     with submit_lock.acquire(tmp_path) as later:
         assert later
 
 
-def test_of_two_that_show_themselves_at_once_one_goes_on(on: Callable[[Host], None], tmp_path: Path) -> None:
-    """The second one's file is seen by the first one, too, which is not stopped by it."""
+def test_of_two_that_start_at_once_one_works(on: Callable[[Host], None], tmp_path: Path) -> None:
+    """The first one sees the second one's file too, and is not stopped by it."""
     with submit_lock.acquire(tmp_path):
-        (file,) = (tmp_path / "queue" / "at_work").iterdir()
+        (file,) = (tmp_path / "queue" / "submits").iterdir()
         content = file.read_bytes()
     file.write_bytes(content)
     in_a_moment = time.time() + 5
     os.utime(file, (in_a_moment, in_a_moment))
     on(OTHER)
     with submit_lock.acquire(tmp_path) as first:
-        assert first and submit_lock.other_host(tmp_path) == "login1"
+        assert first and submit_lock.holder(tmp_path) == "login1"
 
 
 def test_a_damaged_file_is_another_host_without_a_name(on: Callable[[Host], None], tmp_path: Path) -> None:
-    (tmp_path / "queue" / "at_work").mkdir(parents=True)
-    (tmp_path / "queue" / "at_work" / "x.json").write_text("{")
-    assert submit_lock.other_host(tmp_path) == "another host"
+    (tmp_path / "queue" / "submits").mkdir(parents=True)
+    (tmp_path / "queue" / "submits" / "x.json").write_text("{")
+    assert submit_lock.holder(tmp_path) == "another host"

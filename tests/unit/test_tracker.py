@@ -1,4 +1,4 @@
-"""The tracker: what it asks of whom, and what reaches the store."""
+"""The tracker: which executor it queries, and what it writes into the store."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from db.connect import Store, open_store
 from db.submissions import AttemptRecord, StatusUpdate, record_intents, update_statuses
 from orchestrator.backends import leases, submit_lock
-from orchestrator.backends.exit_status import Exit
+from orchestrator.backends.base import Attempt, Status
 from orchestrator.backends.local.executor import LocalExecutor
-from orchestrator.backends.local.records import QueueFolder, claim_start, supervisor_name
+from orchestrator.backends.local.records import QueueFolder, claim_start
 from orchestrator.backends.processes import Host
 from orchestrator.backends.slurm.records import ClusterFolder, ClusterLimits
 from orchestrator.submission import submitter
@@ -27,7 +27,7 @@ TRAIN = TrainConfig(model="cnn", dataset="digits", strategy="eager", hardware=Ha
 
 
 class Folder:
-    """A runs folder with one run that was sent."""
+    """A runs folder with one run that was submitted."""
 
     def __init__(self, store: Store, runs: Path) -> None:
         self.store, self.runs = store, runs
@@ -68,7 +68,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
 def test_a_living_supervisor_is_a_running_run_with_progress(folder: Folder) -> None:
     intent, attempt = folder.send()
     claim_start(attempt)
-    lease = leases.acquire(supervisor_name(intent.token))
+    lease = leases.acquire(leases.supervisor_name(intent.token))
     assert lease is not None
     write_json(
         attempt.progress(0),
@@ -79,75 +79,73 @@ def test_a_living_supervisor_is_a_running_run_with_progress(folder: Folder) -> N
     assert (status.progress.epoch, status.progress.epochs, status.progress.samples_per_s) == (2, 5, 512.5)
     assert (status.progress.silent_s or 0) > 1e9
     lease.release()
-    # It went without a word: killed.
+    # It ended without an exit.json: killed.
     assert (folder.status().state, folder.status().reason) == (State.LOST, "supervisor_lost")
-    assert Exit.read(attempt) is not None
+    assert Status.read_exit(attempt) is not None
 
 
-def test_a_verdict_on_disk_reaches_the_store(folder: Folder) -> None:
+def test_an_exit_file_reaches_the_store(folder: Folder) -> None:
     _, attempt = folder.send()
     claim_start(attempt)
-    Exit(State.TIMEOUT, "time_limit", "its time limit of 60 s was over").write(attempt)
+    Status(State.TIMEOUT, "time_limit", "its time limit of 60 s was over").write_exit(attempt)
     status = folder.status()
     assert (status.state, status.reason) == (State.TIMEOUT, "time_limit")
     assert status.message == "its time limit of 60 s was over"
 
 
-def test_a_vanished_entry_is_lost_and_stays_on_record(folder: Folder) -> None:
-    """Somebody removed RUNS/queue. The run may be sent again, and never starts twice."""
+def test_a_run_without_its_queue_entry_is_lost(folder: Folder) -> None:
+    """Somebody removed RUNS/queue. The run may be submitted again, and never starts twice."""
     intent, attempt = folder.send()
     update_statuses(folder.store, [StatusUpdate(intent.run_id, 1, State.PENDING)])
     assert (folder.status().state, folder.status().reason) == (State.LOST, "entry_lost")
     assert not claim_start(attempt)
 
 
-def test_an_interrupted_submit_is_told_from_one_at_work(folder: Folder) -> None:
+def test_interrupted_submit_or_one_at_work(folder: Folder) -> None:
     folder.send(job_id=None)
     assert (folder.status().state, folder.status().reason) == (State.SUBMITTING, "interrupted")
     lease = leases.acquire(f"submit/{os.path.realpath(folder.runs)}")
     assert lease is not None
-    assert (folder.status().state, folder.status().reason) == (State.SUBMITTING, "sending")
+    assert (folder.status().state, folder.status().reason) == (State.SUBMITTING, "submitting")
     lease.release()
 
 
 @pytest.mark.parametrize("target", ["local", "lab"])
-def test_what_a_submit_on_another_host_is_sending_is_left_to_it(
-    folder: Folder, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Status says where, and neither status nor another submit takes it over."""
+def test_a_submit_on_another_host_is_left_alone(folder: Folder, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status shows where, and neither status nor another submit continues it."""
     ClusterFolder(folder.runs, "lab").keep(ClusterLimits(name="lab"), {})
     folder.send(target, job_id=None)
     with submit_lock.acquire(folder.runs):
         monkeypatch.setattr(Host, "here", classmethod(lambda cls: Host("login2", "boot", "net")))
         monkeypatch.setenv(leases.DOMAIN_VARIABLE, "of another host")
         status = folder.status()
-        assert (status.state, status.reason) == (State.SUBMITTING, "sending")
+        assert (status.state, status.reason) == (State.SUBMITTING, "submitting")
         assert status.message.startswith("a submit on ") and status.message.endswith(" is at work on it")
         assert submitter.resume_submissions(folder.store, folder.runs) == []
         assert folder.status().state is State.SUBMITTING
     assert folder.status().reason == "interrupted"
 
 
-def test_a_cancelled_intent_is_never_sent(folder: Folder) -> None:
-    """Cancelled between the intent and the queue: whoever goes on with that submit cannot start it."""
+def test_a_cancelled_intent_never_starts(folder: Folder) -> None:
+    """Cancelled between the intent and the queue: the command that continues the submit cannot start it."""
     intent, attempt = folder.send()
-    LocalExecutor(folder.runs).cancel([(attempt, intent.token)])
+    LocalExecutor(folder.runs).cancel([Attempt(intent.token, attempt)])
     assert folder.status().state is State.CANCELLED
     assert not claim_start(attempt)
 
 
-def test_a_cancel_that_cannot_write_has_asked_for_every_end(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a full disk, where an empty file can be made and a verdict cannot be written."""
+def test_a_cancel_on_a_full_disk_has_requested_every_end(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty file can be created there, but no exit.json written."""
     intent, attempt = folder.send()
     others = RunDir.of(folder.runs, "f" * 16).attempt(1)
 
-    def full(_exit: Exit, _attempt: AttemptDir) -> None:
+    def full(_status: Status, _directory: AttemptDir) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Exit, "write", full)
+    monkeypatch.setattr(Status, "write_exit", full)
     executor = LocalExecutor(folder.runs)
     with pytest.raises(OSError, match="No space left"):
-        executor.cancel([(attempt, intent.token), (others, "token")])
+        executor.cancel([Attempt(intent.token, attempt), Attempt("token", others)])
     assert all(map(QueueFolder(folder.runs).is_cancelled, (intent.token, "token")))
 
 
@@ -156,17 +154,17 @@ def test_a_target_without_an_executor_keeps_its_state(folder: Folder) -> None:
     for _ in range(2):
         status = folder.status()
         assert (status.state, status.reason, status.job_id) == (State.PENDING, "", "77")
-    assert Exit.read(attempt) is None
+    assert Status.read_exit(attempt) is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"epoch": "two", "samples_per_s": null, "time": "now"}'])
 def test_damaged_progress_is_no_progress(tmp_path: Path, content: str) -> None:
     attempt = RunDir.of(tmp_path, "0" * 16).attempt(1).create()
     attempt.progress(0).write_text(content)
-    assert tracker.progress(attempt) == tracker.Progress()
+    assert tracker.read_progress(attempt) == tracker.Progress()
 
 
-def test_a_run_of_another_machine_is_judged_by_its_silence(folder: Folder) -> None:
+def test_a_silent_run_of_another_machine_is_lost(folder: Folder) -> None:
     _, attempt = folder.send()
     claim_start(attempt)
     said = json.loads(attempt.supervisor.read_text())

@@ -29,7 +29,6 @@ from orchestrator.cli.monitor import Monitor, follow
 from orchestrator.cli.progress import Lines
 from orchestrator.cli.screen_layout import Choice, Filter
 from orchestrator.errors import CommandError, InputError
-from orchestrator.submission import submitter
 from orchestrator.submission.submitter import SubmitResult
 from orchestrator.tracking.status_summary import StatusSummary
 from orchestrator.tracking.tracker import Progress, RunStatus
@@ -70,7 +69,7 @@ SEEN = StatusSummary(
 
 def test_an_overview_counts_groups_and_orders() -> None:
     """What goes on first, then what needs a person, then the rest; reasons by how many runs have them."""
-    assert [one.label for one in SEEN.ordered] == [
+    assert [one.label for one in SEEN.sorted_runs] == [
         "a",
         "b",
         "also there",
@@ -86,14 +85,17 @@ def test_an_overview_counts_groups_and_orders() -> None:
         State.RUNNING: 2,
         State.PLANNED: 3,
     }
-    assert (SEEN.total, SEEN.num_live, SEEN.num_ended, SEEN.over) == (10, 5, 2, False)
-    assert [(group.count, group.words[-10:]) for group in SEEN.waiting_for] == [(2, "(Priority)"), (1, "Resources)")]
+    assert (SEEN.total, SEEN.num_live, SEEN.num_ended, SEEN.is_finished) == (10, 5, 2, False)
+    assert [(group.count, group.reason[-10:]) for group in SEEN.waiting_reasons] == [
+        (2, "(Priority)"),
+        (1, "Resources)"),
+    ]
     assert [(group.count, group.label) for group in SEEN.failures] == [(1, "bad")]
     assert SEEN.samples_per_s == 2234.0
     assert (
-        StatusSummary([run("done", State.SUCCEEDED)]).over
-        and not StatusSummary(num_unsubmitted=1).over
-        and StatusSummary().over
+        StatusSummary([run("done", State.SUCCEEDED)]).is_finished
+        and not StatusSummary(num_unsubmitted=1).is_finished
+        and StatusSummary().is_finished
     )
 
 
@@ -173,7 +175,7 @@ def test_any_size_is_filled_and_not_exceeded(size: tuple[int, int]) -> None:
 def test_the_selected_run_is_on_the_screen_wherever_it_is() -> None:
     many = StatusSummary([run(f"run {number:03}", State.PENDING) for number in range(300)])
     for number in (0, 1, 150, 298, 299):
-        choice = Choice(selected=many.ordered[number].run_id, log=True)
+        choice = Choice(selected=many.sorted_runs[number].run_id, log=True)
         assert sum(line.startswith(f"> pending       run {number:03}") for line in _drawn(many, choice)) == 1
 
 
@@ -205,7 +207,7 @@ def test_a_look_that_fails_changes_nothing_and_the_next_one_is_tried(
     assert first.notes == ("Slurm is slow",) and not first.problem
     assert second.runs == first.runs and "cannot reach the controller" in second.problem
     assert third.runs == first.runs and "Input/output error" in third.problem and third.updated_at == first.updated_at
-    assert not fourth.problem and fourth.over
+    assert not fourth.problem and fourth.is_finished
 
 
 def test_what_can_never_be_looked_at_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,19 +275,16 @@ class _Plan:
     cluster: Any
 
 
-def test_the_backlog_is_submitted_when_a_quarter_is_free_or_nothing_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Few large arrays instead of many small ones; never more often than the site likes to be asked."""
+def test_the_backlog_is_submitted_when_a_quarter_is_free_or_nothing_waits() -> None:
+    """Few large arrays instead of many small ones, and never more often than the site's poll interval."""
     calls: list[int] = []
 
     def submit(*_arguments: Any, **_options: Any) -> SubmitResult:
         calls.append(1)
         return SubmitResult(backlog=["x"])
 
-    monkeypatch.setattr(submitter, "submit_plan", submit)
     site = _Site()
-    backlog = Backlog(Any, _Plan(site), SubmitResult(backlog=["x", "y"]), stale=False, newest_known={})  # type: ignore[arg-type]
+    backlog = Backlog(_Plan(site), SubmitResult(backlog=["x", "y"]), submit)  # type: ignore[arg-type]
     waits = [run(f"w{number}", State.PENDING) for number in range(4)]
     runs = [run(f"r{number}", State.RUNNING) for number in range(3)]
     assert backlog.submit_more([*waits, *runs]) == [] and not calls, "7 of 8"
@@ -295,7 +294,7 @@ def test_the_backlog_is_submitted_when_a_quarter_is_free_or_nothing_waits(
     assert len(calls) == 2, "7 of 8, and all of them run"
     site.poll_seconds = 60.0
     backlog.submit_more([])
-    assert len(calls) == 2, "asked a moment ago"
+    assert len(calls) == 2, "submitted a moment ago"
     assert backlog.result.backlog == ["x"]
 
 

@@ -87,3 +87,11 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError(f"{path}: not a JSON object")
     return data
+
+
+def read_object_or_empty(path: Path) -> dict[str, Any]:
+    """Read a JSON object; empty if the file is missing, damaged or holds another JSON value."""
+    try:
+        return read_object(path)
+    except (OSError, ValueError):
+        return {}

@@ -1,1 +1,1 @@
-"""Local mode: a queue process that leases devices, and one supervisor process for each run."""
+"""Local mode: a queue process that leases devices, and one supervisor process per run."""

@@ -1,13 +1,14 @@
-"""The queue on disk: what waits, what runs, what is to stop. One small file per attempt, moved by atomic renames.
+"""The queue on disk: one small file per attempt, moved by atomic renames.
 
 RUNS/queue/
-    outbox/<id>.json         specs of one submit until all of them are handed over
+    outbox/<id>.json         specs of one submit until all its attempts are submitted
+    submits/<host>.json      a submit is at work on that host (submit_lock)
     pending/<token>.json     an attempt that waits (Entry)
     running/<token>.json     an attempt whose supervisor was started
-    cancelled/<token>        ask for the end of an attempt
-    untold/<token>           an attempt has ended, and the disk had no room for how
-    waiting.json             why each pending attempt waits, in words; written by the queue process
-    log.txt                  what the queue process says
+    cancelled/<token>        the attempt shall end
+    unreported/<token>       the attempt has ended, but the disk was full and its exit.json could not be written
+    waiting.json             why each pending attempt waits; written by the queue process
+    log.txt                  log of the queue process and the supervisors
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from typing import Any, Self
 
 from orchestrator.backends.processes import Host
 from workloads.errors import InputError, OperationError
-from workloads.files.json_file import read_json, write_bytes
+from workloads.files.json_file import read_json, read_object_or_empty, write_bytes
 from workloads.files.run_dir import AttemptDir, RunDir, jobs_folder, queue_folder, snapshots_folder
 
 DEFAULT_JOB = "workloads.job.entry:run"
 """``module:function``, called in each rank with the run's directory and the attempt's number."""
 
-_CARRIED = (
+_INHERITED = (
     "CUDA_",
     "GLOO_",
     "HF_DATASETS_CACHE",
@@ -52,8 +53,8 @@ _CARRIED = (
     "VIRTUAL_ENV",
     "XLA_",
 )
-"""Prefixes of the variables that bear on a result. They go from the submit to its runs; others, and secrets with them,
-stay out of the files and come from the process that started the queue."""
+"""Prefixes of the variables that may affect a result: a run inherits them from its submit. All others, secrets among
+them, stay out of the files; a run inherits them from the process that started the queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +65,13 @@ class Entry:
     run_id: str
     attempt: int
     order: tuple[float, int]
-    """Sorts entries: when the submit sent them (seconds since the epoch), then its own order."""
+    """Sorts entries: time of the submit (seconds since the epoch), then the order within it."""
     python: str
     """The interpreter of the submit, and so of the run."""
     working_directory: str
     environ: dict[str, str]
     gpus: tuple[str, ...]
-    """UUIDs that the submit could see: the run gets its GPUs among them."""
+    """UUIDs of the GPUs that the submit could see; the run gets some of them."""
     cores: tuple[int, ...]
     """Cores that the submit could use."""
     num_gpus: int
@@ -84,20 +85,20 @@ class Entry:
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Raises ValueError for anything that is not an entry of this version."""
+        """Raise ValueError if the data is not an entry of this version."""
         try:
             values = {**data, "order": tuple(data["order"]), "gpus": tuple(data["gpus"]), "cores": tuple(data["cores"])}
             return cls(**values)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a queue entry: {error}") from error
 
-    def attempt_dir(self, runs: Path) -> AttemptDir:
+    def directory(self, runs: Path) -> AttemptDir:
         return RunDir.of(runs, self.run_id).attempt(self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What the queue tells a supervisor, as one argument."""
+class SupervisorArgs:
+    """What the queue passes to a supervisor, as one JSON argument."""
 
     runs: str
     token: str
@@ -108,14 +109,14 @@ class Order:
     """Descriptors of the device leases; every rank inherits them."""
 
 
-def carried(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a run takes from its submit."""
-    return {name: value for name, value in environ.items() if name.startswith(_CARRIED)}
+def inherited_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a run inherits from its submit."""
+    return {name: value for name, value in environ.items() if name.startswith(_INHERITED)}
 
 
-def environment(entry: Entry, base: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a run: the queue's, with everything that bears on a result as its submit had it."""
-    return {k: v for k, v in base.items() if not k.startswith(_CARRIED)} | entry.environ
+def run_environment(entry: Entry, queue: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a run: the queue's, except for the variables inherited from the submit."""
+    return {k: v for k, v in queue.items() if not k.startswith(_INHERITED)} | entry.environ
 
 
 class QueueFolder:
@@ -127,109 +128,87 @@ class QueueFolder:
         self.pending = self.path / "pending"
         self.running = self.path / "running"
         self.cancelled = self.path / "cancelled"
-        self.untold = self.path / "untold"
+        self.unreported = self.path / "unreported"
         self.outbox = self.path / "outbox"
         self.waiting = self.path / "waiting.json"
         self.log = self.path / "log.txt"
 
     def create(self) -> None:
-        for folder in (self.pending, self.running, self.cancelled, self.untold, self.outbox):
+        for folder in (self.pending, self.running, self.cancelled, self.unreported, self.outbox):
             folder.mkdir(parents=True, exist_ok=True)
 
     def put(self, entry: Entry) -> None:
-        """Make an entry pending, whole or not at all."""
-        # Escaped: paths and variables may hold bytes that are no UTF-8.
+        """Add a pending entry, whole or not at all."""
+        # json.dumps escapes: paths and variables may hold bytes that are not UTF-8.
         write_bytes(self.pending / f"{entry.token}.json", json.dumps(asdict(entry)).encode())
 
     def tokens(self, folder: Path) -> set[str]:
-        """Tokens of the entries in ``pending`` or ``running``."""
+        """Return the tokens of the entries in ``pending`` or ``running``."""
         try:
-            return {path.stem for path in folder.iterdir() if _is_entry(path.name)}
+            # Temporary files of write_bytes start with a dot.
+            return {path.stem for path in folder.iterdir() if path.suffix == ".json" and path.name[0] != "."}
         except FileNotFoundError:
             return set()
 
     def read(self, folder: Path, token: str) -> Entry:
-        """Raises FileNotFoundError, or ValueError for a damaged entry."""
+        """Raise FileNotFoundError if the entry is missing, ValueError if it is damaged."""
         return Entry.from_json(read_json(folder / f"{token}.json"))
 
     def claim(self, token: str) -> bool:
-        """Move a pending entry to ``running``; False when it is gone (cancelled, or another machine's queue has it)."""
+        """Move a pending entry to ``running``; False if it was cancelled or another machine's queue claimed it."""
         return _rename(self.pending / f"{token}.json", self.running / f"{token}.json")
 
-    def put_back(self, token: str) -> None:
+    def unclaim(self, token: str) -> None:
         _rename(self.running / f"{token}.json", self.pending / f"{token}.json")
 
-    def withdraw(self, token: str) -> bool:
-        """Take a pending entry out for good; False when it was not pending."""
-        try:
-            os.unlink(self.pending / f"{token}.json")
-        except FileNotFoundError:
-            return False
-        return True
+    def withdraw(self, token: str) -> None:
+        """Remove a pending entry for good."""
+        (self.pending / f"{token}.json").unlink(missing_ok=True)
 
     def claim_age_s(self, token: str) -> float:
-        """Seconds since an entry was claimed."""
+        """Return the seconds since an entry was claimed."""
         try:
+            # A rename sets st_ctime and keeps st_mtime.
             return time.time() - (self.running / f"{token}.json").stat().st_ctime
         except FileNotFoundError:
             return 0.0
 
     def finish(self, token: str) -> None:
-        """Forget an entry whose end is on record in the run's directory."""
-        for path in (self.running / f"{token}.json", self.cancelled / token, self.untold / token):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        """Remove the entry of an attempt that has its ``exit.json``."""
+        for path in (self.running / f"{token}.json", self.cancelled / token, self.unreported / token):
+            path.unlink(missing_ok=True)
 
-    def ask_cancel(self, token: str) -> None:
+    def request_cancel(self, token: str) -> None:
         write_bytes(self.cancelled / token, b"")
 
     def is_cancelled(self, token: str) -> bool:
         return (self.cancelled / token).exists()
 
     def mark_unreported(self, token: str) -> None:
-        """Leave word that an attempt has ended; an empty file mostly has room where its verdict has none."""
+        """Mark an attempt as ended. An empty file needs no data block, so a full disk mostly takes it."""
         with contextlib.suppress(OSError):
-            (self.untold / token).touch()
+            (self.unreported / token).touch()
 
     def is_unreported(self, token: str) -> bool:
-        return (self.untold / token).exists()
+        return (self.unreported / token).exists()
 
-    def why_waiting(self) -> dict[str, str]:
-        """Token -> reason, as the queue process last saw it."""
-        try:
-            data = read_json(self.waiting)
-        except (OSError, ValueError):
-            return {}
-        return {str(k): str(v) for k, v in data.items()} if isinstance(data, dict) else {}
+    def waiting_reasons(self) -> dict[str, str]:
+        """Return token -> reason, as the queue process last wrote them."""
+        return {token: str(reason) for token, reason in read_object_or_empty(self.waiting).items()}
 
 
-def queue_name(runs: Path) -> str:
-    """The lease of the one queue of a runs folder (on this machine)."""
-    return f"queue/{os.path.realpath(runs)}"
-
-
-def submit_name(runs: Path) -> str:
-    """The lease of a submit that is at work in a runs folder."""
-    return f"submit/{os.path.realpath(runs)}"
-
-
-def supervisor_name(token: str) -> str:
-    """The lease that an attempt's supervisor holds while it lives."""
-    return f"supervisor/{token}"
-
-
-def check_runs_folder(runs: Path, attempt: AttemptDir | None = None) -> None:
-    """Refuse a runs folder in which somebody else could plant code: jobs load pickles from it.
+def check_runs_folder(runs: Path, directory: AttemptDir | None = None) -> None:
+    """Check that nobody else can plant code in a runs folder: jobs load pickles from it.
 
     Args:
-        runs: it, and what is below it for all runs.
-        attempt: the one whose pickle is about to be loaded.
+        runs: the folder, checked with those below it that all runs share.
+        directory: of the attempt whose pickle is about to be loaded.
 
     Raises:
-        InputError: others can write to it, or it is somebody else's.
-        OperationError: we cannot write to it.
+        InputError: others can write to a folder, or own it.
+        OperationError: we cannot write to the runs folder.
     """
-    _insist_on_ours(runs, runs)
+    _check_owner_and_mode(runs, runs)
     if runs.exists() and not os.access(runs, os.W_OK | os.X_OK):
         raise OperationError(
             "cannot write to the runs folder",
@@ -239,13 +218,13 @@ def check_runs_folder(runs: Path, attempt: AttemptDir | None = None) -> None:
         )
     queue = QueueFolder(runs)
     folders = [jobs_folder(runs), snapshots_folder(runs), queue.path, queue.pending, queue.running, queue.outbox]
-    if attempt is not None:
-        folders += [path for path in (attempt.job_folder, *attempt.job_folder.parents) if runs in path.parents]
+    if directory is not None:
+        folders += [path for path in (directory.job_folder, *directory.job_folder.parents) if runs in path.parents]
     for folder in folders:
-        _insist_on_ours(folder, runs)
+        _check_owner_and_mode(folder, runs)
 
 
-def _insist_on_ours(folder: Path, runs: Path) -> None:
+def _check_owner_and_mode(folder: Path, runs: Path) -> None:
     name = "the runs folder" if folder == runs else "a folder of the runs folder"
     why = "jobs load pickles from it, and a pickle is code that would run as you"
     try:
@@ -253,7 +232,7 @@ def _insist_on_ours(folder: Path, runs: Path) -> None:
     except FileNotFoundError:
         return
     if status.st_mode & stat.S_IWOTH:
-        # Whoever opened one folder mostly opened all below it.
+        # Folders are mostly opened together with all below them: hence -R.
         hint = f"chmod -R o-w {shlex.quote(str(runs))}"
         raise InputError(f"everybody may write to {name}", where=str(folder), why=why, hint=hint)
     if status.st_uid != os.geteuid():
@@ -272,11 +251,12 @@ def _user(uid: int) -> str:
         return f"user {uid}"
 
 
-def claim_start(attempt: AttemptDir) -> bool:
-    """Claim the one start of an attempt; False when it is taken, by a supervisor or by a cancellation."""
-    attempt.create()
+def claim_start(directory: AttemptDir) -> bool:
+    """Claim the one start of an attempt; False if a supervisor or a cancellation has claimed it."""
+    directory.create()
     try:
-        descriptor = os.open(attempt.supervisor, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        # man 2 open: O_EXCL is atomic on local file systems, and on NFS from version 3 on.
+        descriptor = os.open(directory.supervisor, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
         return False
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
@@ -285,9 +265,9 @@ def claim_start(attempt: AttemptDir) -> bool:
     return True
 
 
-def _is_entry(name: str) -> bool:
-    # write_bytes' temporary files start with a dot.
-    return name.endswith(".json") and not name.startswith(".")
+def supervisor_host(directory: AttemptDir) -> Host | None:
+    """Return the host where the supervisor started; None before it started or wrote so."""
+    return Host.from_json(read_object_or_empty(directory.supervisor).get("host"))
 
 
 def _rename(source: Path, target: Path) -> bool:

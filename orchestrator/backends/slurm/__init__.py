@@ -1,1 +1,1 @@
-"""Slurm: job arrays through submitit, queries to squeue and sacct."""
+"""Slurm: job arrays submitted through submitit, status from squeue and sacct."""

@@ -1,4 +1,4 @@
-"""submitit's Slurm executor with our script, for one job and for many alike: always an array, named by its token."""
+"""submitit's Slurm executor with our script: always submits an array, whose job name is its token."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ from typing import Any
 
 from submitit.core.core import Job
 from submitit.core.utils import DelayedSubmission
-from submitit.slurm.slurm import SlurmExecutor, SlurmJob
+from submitit.slurm.slurm import SlurmExecutor as SubmititExecutor
+from submitit.slurm.slurm import SlurmJob
 
 from orchestrator.backends.slurm import commands
 from orchestrator.backends.slurm.commands import Answer
 
-_UNCLEAR = re.compile(
+_CONNECTION_LOST = re.compile(
     r"timed out|time.?out|send/recv|Unable to contact|[Cc]onnect(ion)? (failure|refused|reset)|Communication|"
     r"Zero Bytes|Transport endpoint|not responding|Resource temporarily unavailable|Interrupted system call"
 )
-"""Words of a client that lost its controller: the job may have been accepted."""
+"""Messages of a client that lost its controller, which may have accepted the job (strings of slurm_errno.c)."""
 
 
-class Fate(StrEnum):
-    """What became of an ``sbatch``."""
-
+class SbatchOutcome(StrEnum):
     ACCEPTED = "accepted"
-    REFUSED = "refused"
-    UNCLEAR = "unclear"
-    """Only the queue can tell."""
+    REJECTED = "rejected"
+    NO_ANSWER = "no_answer"
+    """Only the queue shows whether the job was accepted."""
 
 
 def parse_job_id(stdout: str) -> str | None:
-    """The job's number in what ``sbatch --parsable`` printed, whatever a site's filters print around it.
+    """Return the job id that ``sbatch --parsable`` printed, whatever a site's wrapper prints around it.
 
-    ``4242``, ``4242;cluster`` and ``Submitted batch job 4242`` are understood, the last such line counts.
+    Accepts ``4242``, ``4242;cluster`` and ``Submitted batch job 4242``; the last such line counts.
     """
     for line in reversed(stdout.splitlines()):
         match = re.fullmatch(r"\s*(?:Submitted batch job )?(\d+)(?:;\S*)?(?: on cluster \S+)?\s*", line)
@@ -44,116 +43,118 @@ def parse_job_id(stdout: str) -> str | None:
     return None
 
 
-def fate(answer: Answer) -> tuple[Fate, str | None]:
-    """What became of an ``sbatch``, and the job's number when that is known."""
+def outcome_of(answer: Answer) -> tuple[SbatchOutcome, str | None]:
+    """Return the outcome of an ``sbatch``, and the job id if it was accepted."""
     if answer.ok:
         job_id = parse_job_id(answer.stdout)
-        return (Fate.ACCEPTED, job_id) if job_id else (Fate.UNCLEAR, None)
-    if answer.exit_code is None or answer.exit_code < 0 or _UNCLEAR.search(answer.text):
-        return Fate.UNCLEAR, None
-    return Fate.REFUSED, None
+        return (SbatchOutcome.ACCEPTED, job_id) if job_id else (SbatchOutcome.NO_ANSWER, None)
+    if answer.exit_code is None or answer.exit_code < 0 or _CONNECTION_LOST.search(answer.text):
+        return SbatchOutcome.NO_ANSWER, None
+    return SbatchOutcome.REJECTED, None
 
 
 class SubmissionError(Exception):
-    """``sbatch`` did not accept, or did not say so."""
+    """``sbatch`` rejected the array or did not answer."""
 
-    def __init__(self, fate: Fate, answer: Answer) -> None:
+    def __init__(self, outcome: SbatchOutcome, answer: Answer) -> None:
         super().__init__(answer.text)
-        self.fate = fate
+        self.outcome = outcome
         self.answer = answer
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
-    """What one array consists of."""
+class ArrayJob:
+    """One array to submit."""
 
     script: str
     name: str
-    staging: Path
-    """A folder by the array's name, where its call lies."""
+    folder: Path
+    """The array's own folder, where its call lies."""
     num_tasks: int
     num_ranks: int
     """Of each task."""
     parallel: int
-    """Tasks at once; 0 for all."""
+    """Tasks that run at once; 0 for all."""
     minutes: int
-    arguments: tuple[str, ...] = ()
-    """Of ``sbatch``, which win over the lines of the script."""
+    options: tuple[str, ...] = ()
+    """Options of ``sbatch``, which override the lines of the script."""
 
 
-class ArrayExecutor(SlurmExecutor):
-    """Sends arrays whose script is given. Pickles, logs and ``Job`` objects are submitit's.
+class ArrayExecutor(SubmititExecutor):
+    """Submits arrays with a given script. Pickles, logs and ``Job`` objects are submitit's.
 
-    One call serves all tasks, and is on disk before ``sbatch``, under the array's name, where the script finds it:
-    submitit's own way, a pickle a task that is moved afterwards, leaves tasks without a call when the submitting
-    process ends in between.
+    All tasks share one pickled call, which is on disk before ``sbatch`` under the array's name, where the script finds
+    it. submitit 1.5 writes one pickle per task and renames it after ``sbatch``: a submit that is killed in between
+    leaves tasks without a call.
     """
 
-    def __init__(self, folder: Path, parcel: Parcel, *, on_accepted: Callable[[str], None]) -> None:
-        super().__init__(folder / "%A")
-        self._parcel = parcel
+    def __init__(self, jobs: Path, array: ArrayJob, *, on_accepted: Callable[[str], None]) -> None:
+        super().__init__(jobs / "%A")
+        self._array = array
         self._on_accepted = on_accepted
-        self.update_parameters(time=parcel.minutes)
+        self.update_parameters(time=array.minutes)
 
     @classmethod
     def affinity(cls) -> int:
-        """Compute nodes have srun; a login node need not."""
+        """Return 2, "available": submitit looks for srun, which a login node need not have."""
         return 2
 
     def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Job[Any]]:
-        parcel = self._parcel
-        parcel.staging.mkdir(parents=True, exist_ok=True)
+        array = self._array
+        array.folder.mkdir(parents=True, exist_ok=True)
         (delayed,) = delayed_submissions
-        delayed.set_timeout(parcel.minutes, self.max_num_timeout)
-        delayed.dump(parcel.staging / "call.pkl")
-        script = _script(parcel.staging)
-        script.write_text(self._make_submission_file_text("", parcel.name), encoding="utf-8", newline="\n")
+        delayed.set_timeout(array.minutes, self.max_num_timeout)
+        delayed.dump(array.folder / "call.pkl")
+        script = _script_file(array.folder)
+        script.write_text(self._make_submission_file_text("", array.name), encoding="utf-8", newline="\n")
         answer = commands.run(*self._array_command(script), timeout_s=commands.SBATCH_TIMEOUT_S)
-        outcome, job_id = fate(answer)
+        outcome, job_id = outcome_of(answer)
         if job_id is None:
             raise SubmissionError(outcome, answer)
         self._on_accepted(job_id)
-        return [rename_script(self.folder.parent, parcel.staging, job_id, num_ranks=parcel.num_ranks)]
+        return [rename_script(self.folder.parent, array.folder, job_id, num_ranks=array.num_ranks)]
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002 (submitit's signature)
-        return self._parcel.script
+        return self._array.script
 
     def _array_command(self, script: Path) -> list[str]:
-        throttle = f"%{self._parcel.parallel}" if self._parcel.parallel else ""
-        array = f"--array=0-{self._parcel.num_tasks - 1}{throttle}"
-        return ["sbatch", "--parsable", f"--job-name={self._parcel.name}", array, *self._parcel.arguments, str(script)]
+        throttle = f"%{self._array.parallel}" if self._array.parallel else ""
+        indices = f"--array=0-{self._array.num_tasks - 1}{throttle}"
+        return ["sbatch", "--parsable", f"--job-name={self._array.name}", indices, *self._array.options, str(script)]
 
 
-def _script(staging: Path) -> Path:
-    return staging / "script.sh"
+def _script_file(folder: Path) -> Path:
+    return folder / "script.sh"
 
 
-def rename_script(folder: Path, staging: Path, job_id: str, *, num_ranks: int = 1) -> Job[Any]:
-    """Give the script the name by the job's number that submitit expects; may be done again.
+def rename_script(jobs: Path, folder: Path, job_id: str, *, num_ranks: int = 1) -> Job[Any]:
+    """Rename the script to the name that submitit expects, which has the job id; harmless if repeated.
 
     Returns:
         submitit's view of the array's first task.
     """
-    job: Job[Any] = SlurmJob(folder=folder / "%A", job_id=f"{job_id}_0", tasks=list(range(num_ranks)))
-    if _script(staging).exists() and not job.paths.submission_file.exists():
-        job.paths.move_temporary_file(_script(staging), "submission_file")
+    job: Job[Any] = SlurmJob(folder=jobs / "%A", job_id=f"{job_id}_0", tasks=list(range(num_ranks)))
+    if _script_file(folder).exists() and not job.paths.submission_file.exists():
+        job.paths.move_temporary_file(_script_file(folder), "submission_file")
     return job
 
 
-def send(folder: Path, parcel: Parcel, call: Callable[[str], Any], *, on_accepted: Callable[[str], None]) -> Job[Any]:
-    """Send one array. ``call`` is made in each task, with the array's folder.
+def submit_array(
+    jobs: Path, array: ArrayJob, call: Callable[[str], Any], *, on_accepted: Callable[[str], None]
+) -> Job[Any]:
+    """Submit one array. Each task calls ``call`` with the array's folder.
 
     Args:
-        folder: of all arrays.
-        parcel: the array.
+        jobs: the folder of all arrays.
+        array: the array.
         call: a function that compute nodes can import.
-        on_accepted: told the job's number as soon as it is known.
+        on_accepted: called with the job id as soon as it is known.
 
     Returns:
         submitit's view of the first task.
 
     Raises:
-        SubmissionError: ``sbatch`` refused, or did not say.
+        SubmissionError: ``sbatch`` rejected the array or did not answer.
     """
-    executor = ArrayExecutor(folder, parcel, on_accepted=on_accepted)
-    return executor.submit(call, str(parcel.staging))
+    executor = ArrayExecutor(jobs, array, on_accepted=on_accepted)
+    return executor.submit(call, str(array.folder))

@@ -1,4 +1,4 @@
-"""Running Slurm's client commands: bounded in time, and free of what an outer job or a habit would slip in."""
+"""Run Slurm's client commands: with a time limit, and without variables that would change what they do."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from orchestrator.errors import CommandError
 
 QUERY_TIMEOUT_S = 60.0
 SBATCH_TIMEOUT_S = 180.0
-"""Longer than a client tries by itself to reach a controller that is busy."""
+"""Longer than a client retries a busy controller by itself."""
 
-_LEAKING = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SACCT|SCANCEL)_.*")
+_OPTION_VARIABLE = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SACCT|SCANCEL)_.*")
 _KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER"}
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a command ended."""
+    """What a command printed, and how it ended."""
 
     argv: tuple[str, ...]
     exit_code: int | None
-    """None: it did not end in time, or was not found."""
+    """None if it did not end in time or was not found."""
     stdout: str
     stderr: str
 
@@ -36,27 +36,27 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """All that it said."""
+        """Both outputs, standard error first."""
         return "\n".join(part.strip() for part in (self.stderr, self.stdout) if part.strip())
 
     def error(self, *, hint: str = "") -> CommandError:
         return CommandError(self.argv, self.exit_code, self.stdout, self.stderr, hint=hint)
 
 
-def leaking(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Variables that would change what is sent, such as those of a job that ``submit`` is run in."""
-    return sorted(name for name in environ if _LEAKING.fullmatch(name) and name not in _KEPT)
+def option_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the variables that clients read as options, such as those of a job around ``submit``."""
+    return sorted(name for name in environ if _OPTION_VARIABLE.fullmatch(name) and name not in _KEPT)
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of a client command: which cluster it talks to stays, what it asks for does not."""
-    dropped = set(leaking(environ))
-    # Else the clients shorten long lists of array tasks to "...".
+    """Return the environment of a client command: it keeps the choice of the cluster, but no other option."""
+    dropped = set(option_variables(environ))
+    # squeue(1): by default squeue cuts the task list of an array to 64 bytes and ends it with "...".
     return {k: v for k, v in environ.items() if k not in dropped} | {"SLURM_BITSTR_LEN": "0"}
 
 
 def run(*argv: str, timeout_s: float = QUERY_TIMEOUT_S) -> Answer:
-    """Run a client command; it ends with us, however we end."""
+    """Run a client command; the kernel kills it if this process ends first."""
     try:
         done = subprocess.run(
             argv,
@@ -67,7 +67,7 @@ def run(*argv: str, timeout_s: float = QUERY_TIMEOUT_S) -> Answer:
             errors="replace",
             timeout=timeout_s,
             check=False,
-            preexec_fn=partial(processes.die_with, os.getpid()),
+            preexec_fn=partial(processes.die_with_parent, os.getpid()),
         )
     except FileNotFoundError:
         return Answer(argv, None, "", f"there is no {argv[0]} on PATH")

@@ -1,14 +1,15 @@
-"""A Slurm cluster as the login side sees it: send arrays, look at them, ask for their end.
+"""Slurm's executor: submits arrays, returns the status of their tasks, cancels them.
 
-Every command may be killed between any two lines here. What makes up for that is the order in ``_send_array``:
+Any command may be killed between any two lines here. The order in ``_submit_array`` lets the next one continue:
 
-    1. the specs and the record of the array, with its token and what each index stands for, are on disk
-    2. the call and the script are on disk under the token
-    3. ``sbatch``, the token being the job's name
-    4. the job's number goes into the record
+    1. write the specs and the record of the array, with its token and the attempt of each index
+    2. write the call and the script under the token
+    3. call ``sbatch`` with the token in the job's name
+    4. write the job id into the record
 
-A record without a number is an array that Slurm may or may not have: it is looked for by name, and adopted. Only when
-Slurm has answered for a while that it knows no such job is the record discarded, and its tasks go out anew.
+A record without a job id is an array that Slurm may or may not have accepted. The next command looks for it by name and
+adopts it. Once Slurm has answered for :data:`ADOPTION_GRACE_S` without listing it, the record is deleted and its tasks
+are submitted again.
 """
 
 from __future__ import annotations
@@ -21,365 +22,361 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from orchestrator.backends import submit_lock
-from orchestrator.backends.base import SUBMIT_LIMIT, UNREACHABLE, ForcedCancel, Receipt, Request, Status
-from orchestrator.backends.exit_status import Exit
+from orchestrator.backends.base import (
+    CANCELLED,
+    SUBMIT_LIMIT,
+    UNREACHABLE,
+    Attempt,
+    ForcedCancel,
+    Receipt,
+    Request,
+    Status,
+)
 from orchestrator.backends.slurm import commands, query, queue_choice
-from orchestrator.backends.slurm.observe import Evidence, Place
-from orchestrator.backends.slurm.query import Newest, SeenArray
+from orchestrator.backends.slurm.observe import SlurmObserver
+from orchestrator.backends.slurm.query import ArrayReport, SlurmReport
 from orchestrator.backends.slurm.records import ArrayFolder, ArrayRecord, ClusterFolder, ClusterLimits
-from orchestrator.backends.slurm.status import verdict
+from orchestrator.backends.slurm.status import status_of
 from orchestrator.errors import OperationError
 from orchestrator.units import parse_time_limit
 from workloads.contract import ResourceShape, State
-from workloads.files.json_file import read_json
-from workloads.files.run_dir import AttemptDir, jobs_folder
+from workloads.files.json_file import read_object_or_empty
+from workloads.files.run_dir import jobs_folder
+from workloads.lazy import lazy_imports
 from workloads.provenance import code_snapshot
+
+with lazy_imports(__name__):
+    from orchestrator.backends.slurm import array_job
+    from workloads.job import entry
 
 log = logging.getLogger(__name__)
 
 ADOPTION_GRACE_S = 20.0
-"""An array that Slurm does not list for so long was not accepted: twice the time that its messages may take."""
+"""Slurm did not accept an array that it does not list after this long: twice ``MessageTimeout`` (slurm.conf(5), 10 s by
+default)."""
 ADOPTION_POLL_S = 2.0
 CANCELS_PER_CALL = 200
 _SUBMIT_LIMIT = re.compile(r"Max\w*Submit\w*Limit|GrpSubmit\w*Limit")
-_NO_SLURM = re.compile(r"establish a configuration source|DNS SRV lookup failed")
-"""What clients say that neither have a configuration nor find one: no controller was asked."""
-_NO_SBATCH = "submit did not finish, and there is no sbatch here; orchestrate submit on a login node goes on with it"
+_NO_CONTROLLER = re.compile(r"establish a configuration source|DNS SRV lookup failed")
+"""Messages of clients without a configuration: they contacted no controller (slurm.conf(5), "configless")."""
+_NO_SBATCH = "submit was interrupted, and this machine has no sbatch; run orchestrate submit on a login node"
 
 REJECTION_HINT = (
     "the site says no more than that; check, in the cluster file: max_submit (jobs you may have queued), time_limit "
     "against the queue's max_time, the pair of partition and qos, the type of GPU, the account"
 )
 
+_Places = Mapping[str, tuple[ArrayRecord, int]]
+"""Token of an attempt -> its array and its index there."""
+
 
 class SlurmExecutor:
-    """Carries out attempts on a cluster."""
+    """Executes attempts on a cluster."""
 
     cancel_wait_s = 0.0
-    """Ended jobs are seen at the next poll; nobody waits for that."""
+    """The next poll shows which cancelled jobs have ended."""
 
-    def __init__(self, runs: Path, site: ClusterLimits) -> None:
+    def __init__(self, runs: Path, limits: ClusterLimits) -> None:
         self._runs = runs
-        self._site = site
-        self._folder = ClusterFolder(runs, site.name)
+        self._limits = limits
+        self._folder = ClusterFolder(runs, limits.name)
         self._arrays = ArrayFolder(runs)
 
     @classmethod
     def of(cls, runs: Path, target: str) -> SlurmExecutor | None:
-        """None when nothing was ever sent to this target from here."""
-        site = ClusterFolder(runs, target).site()
-        return None if site is None else cls(runs, site)
+        """Return None if nothing was ever submitted to this target from here."""
+        limits = ClusterFolder(runs, target).limits()
+        return None if limits is None else cls(runs, limits)
 
     def capacity(self) -> int | None:
-        """How many attempts the site takes now; None when it sets no limit, or does not tell."""
-        if not self._site.max_submit:
+        """Return how many attempts the site accepts now; None if it has no known limit or Slurm does not answer."""
+        if not self._limits.max_submit:
             return None
-        heard = query.num_queued(self._folder)
-        if heard is None:
+        answer = query.num_queued(self._folder)
+        if answer is None:
             return None
-        queued, heard_at = heard
-        arrays = self._arrays.open(self._site.name)
-        on_the_way = sum(len(a.tasks) for a in arrays if a.job_id is None or a.asked_at > heard_at)
-        return max(0, self._site.max_submit - queued - on_the_way)
+        queued, answered_at = answer
+        arrays = self._arrays.open(self._limits.name)
+        uncounted = sum(len(a.tasks) for a in arrays if a.job_id is None or a.asked_at > answered_at)
+        return max(0, self._limits.max_submit - queued - uncounted)
 
     def ensure_running(self) -> None:
-        """Slurm needs no waking."""
+        """Do nothing: Slurm's daemons run."""
 
-    def submit(self, requests: Sequence[Request], *, patient: bool = True) -> list[Receipt]:
-        """Send attempts as arrays, one for each resource shape and chunk; those sent before are looked for first.
+    def submit(self, requests: Sequence[Request], *, wait: bool = True) -> list[Receipt]:
+        """Submit attempts as arrays, one per resource shape and chunk. First settle what was submitted before.
 
         Args:
-            patient: wait for word of an array that Slurm may or may not have.
+            requests: the attempts.
+            wait: wait for an array that Slurm may or may not have accepted.
         """
         if shutil.which("sbatch") is None:
-            return [Receipt(d.token, State.SUBMITTING, reason="interrupted", message=_NO_SBATCH) for d in requests]
-        if leaking := commands.leaking():
-            log.warning("not passed on to sbatch: %s", ", ".join(leaking))
-        receipts: list[Receipt] = []
-        places = self._places()
-        earlier = {places[d.token].record.name: places[d.token].record for d in requests if d.token in places}
-        for record in earlier.values():
-            receipts += self._settle(record, patient=patient)
-        places = self._places()
-        fresh = [d for d in requests if d.token not in places]
-        receipts += self._send_fresh(fresh, patient=patient)
-        wanted = {d.token for d in requests}
+            return [Receipt(r.token, State.SUBMITTING, reason="interrupted", message=_NO_SBATCH) for r in requests]
+        if ignored := commands.option_variables():
+            log.warning("not passed on to sbatch: %s", ", ".join(ignored))
+        places = self._open_places()
+        earlier = {places[r.token][0].name: places[r.token][0] for r in requests if r.token in places}
+        receipts = [receipt for record in earlier.values() for receipt in self._settle(record, wait=wait)]
+        places = self._open_places()
+        receipts += self._submit_new([r for r in requests if r.token not in places], wait=wait)
+        wanted = {r.token for r in requests}
         return [receipt for receipt in receipts if receipt.token in wanted]
 
-    def _send_fresh(self, fresh: Sequence[Request], *, patient: bool) -> list[Receipt]:
-        """Send chunk by chunk. Where the site did not tell how many jobs it takes, that is found out by halving."""
+    def _submit_new(self, requests: Sequence[Request], *, wait: bool) -> list[Receipt]:
+        """Submit chunk by chunk. Where the site's submit limit is unknown, halve a chunk that exceeds it."""
         receipts: list[Receipt] = []
-        chunks = deque(self._chunks(fresh))
+        chunks = deque(self._chunks(requests))
         stopped_by: Receipt | None = None
         while chunks:
             chunk = chunks.popleft()
             if stopped_by is not None:
-                receipts += [replace(stopped_by, token=d.token) for d in chunk]
+                receipts += [replace(stopped_by, token=r.token) for r in chunk]
                 continue
-            interrupted = [Receipt(d.token, State.SUBMITTING, reason="interrupted") for d in chunk]
-            said = self._send_array(chunk, patient=patient) or interrupted
-            if said[0].reason == SUBMIT_LIMIT and len(chunk) > 1 and not self._site.max_submit:
+            interrupted = [Receipt(r.token, State.SUBMITTING, reason="interrupted") for r in chunk]
+            answers = self._submit_array(chunk, wait=wait) or interrupted
+            if answers[0].reason == SUBMIT_LIMIT and len(chunk) > 1 and not self._limits.max_submit:
                 half = len(chunk) // 2
                 chunks.extendleft((chunk[half:], chunk[:half]))
                 continue
-            receipts += said
-            if said[0].state is State.PLANNED:
-                stopped_by = said[0]
-            elif said[-1].state is State.SUBMITTING:
-                # Slurm does not answer, so the next command goes on from here.
+            receipts += answers
+            if answers[0].state is State.PLANNED:
+                stopped_by = answers[0]
+            elif answers[-1].state is State.SUBMITTING:
+                # Slurm does not answer; the next command continues from here.
                 stopped_by = interrupted[-1]
         return receipts
 
-    def status(self, attempts: Iterable[tuple[AttemptDir, str, State]], *, fresh: bool = False) -> list[Status]:
-        """The state of each attempt. What ended without a result gets its ``exit.json`` here."""
-        wanted = list(attempts)
-        records = list(self._arrays.open(self._site.name))
-        places = _index(records)
-        tokens = {token for _, token, _ in wanted}
+    def status(self, attempts: Sequence[Attempt], *, fresh: bool = False) -> list[Status]:
+        """Return the status of each attempt. Writes ``exit.json`` of those that ended without a result."""
+        records = self._arrays.open(self._limits.name)
+        tokens = {attempt.token for attempt in attempts}
         concerned = [record for record in records if any(task.token in tokens for task in record.tasks)]
-        newest = query.poll(self._folder, self._site, concerned, fresh=fresh)
-        submit_host = submit_lock.other_host(self._runs)
-        if not submit_host and not submit_lock.is_held_here(self._runs):
-            unfinished = {token for _, token, recorded in wanted if recorded is State.SUBMITTING}
-            self._adopt_seen(newest, concerned, unfinished)
-        places = _index(self._arrays.open(self._site.name))
-        submit_host = submit_lock.other_host(self._runs)
-        submit_alive = bool(submit_host) or submit_lock.is_held_here(self._runs)
-        evidence = Evidence(self._runs, self._site, self._arrays)
-        verdicts, ends = [], []
-        for attempt, token, recorded in wanted:
-            place = places.get(token)
-            witnesses = evidence.of(attempt, token, recorded, place, newest)
-            found = verdict(replace(witnesses, submit_alive=submit_alive, submit_host=submit_host))
-            if not found.state.live and found.state is not State.SUCCEEDED and witnesses.exit is None:
-                end = Exit(found.state, found.reason, found.message, nodes=witnesses.node)
-                ends.append((attempt, place, end))
-            verdicts.append(replace(found, job_id=place.job_id if place else None))
-        self._conclude(ends)
-        newest.over_since = {t: at for t, at in newest.over_since.items() if t in tokens}
-        newest.write(self._folder)
-        live = {token for (_, token, _), found in zip(wanted, verdicts, strict=True) if found.state.live}
+        report = query.poll(self._folder, self._limits, concerned, fresh=fresh)
+        if submit_lock.holder(self._runs) is None:
+            unfinished = {attempt.token for attempt in attempts if attempt.recorded is State.SUBMITTING}
+            self._adopt_listed(report, concerned, unfinished)
+        places = self._open_places()
+        observer = SlurmObserver(self._runs, self._limits, report, submit_lock.holder(self._runs))
+        found, ended = [], []
+        for attempt in attempts:
+            place = places.get(attempt.token)
+            observation = observer.observe(attempt, place)
+            status = status_of(observation)
+            if not status.state.live and status.state is not State.SUCCEEDED and observation.exit is None:
+                ended.append((attempt, replace(status, exit_codes=(), nodes=observation.task.node)))
+            found.append(replace(status, job_id=place[0].task_id(place[1]) if place else None))
+        self._write_exits(ended, places)
+        report.ended_since = {token: at for token, at in report.ended_since.items() if token in tokens}
+        report.write(self._folder)
+        live = {attempt.token for attempt, status in zip(attempts, found, strict=True) if status.state.live}
         self._close_ended(concerned, live)
-        return verdicts
+        return found
 
-    def cancel(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
-        """Ask for the end of attempts, many with one ``scancel``; nobody else's job is touched.
+    def cancel(self, attempts: Sequence[Attempt]) -> None:
+        """Cancel attempts, many with one ``scancel``, by their ids only.
 
         Raises:
-            CommandError: ``scancel`` failed; what it was asked to end may go on.
+            CommandError: ``scancel`` failed; the jobs may run on.
         """
-        places = self._places()
-        ids, ends = [], []
-        for attempt, token in attempts:
-            place = places.get(token)
-            if place is not None:
-                self._arrays.ask_cancel(place.record, place.index)
-            if place is not None and place.job_id is not None:
-                ids.append(place.job_id)
-            elif Exit.read(attempt) is None:
-                # It may still come to Slurm; the job itself then finds this and does nothing.
-                end = Exit(State.CANCELLED, "cancelled", "stopped by orchestrate cancel before it was sent")
-                ends.append((attempt, place, end))
-        self._conclude(ends)
+        places = self._open_places()
+        ids, ended = [], []
+        for attempt in attempts:
+            record, index = places.get(attempt.token, (None, 0))
+            if record is not None:
+                self._arrays.request_cancel(record, index)
+            if record is not None and (task_id := record.task_id(index)) is not None:
+                ids.append(task_id)
+            elif Status.read_exit(attempt.directory) is None:
+                # Slurm may still have accepted it; then the job finds this file and does nothing.
+                message = "stopped by orchestrate cancel before it was submitted"
+                ended.append((attempt, replace(CANCELLED, message=message)))
+        self._write_exits(ended, places)
         for batch in commands.batches(ids, CANCELS_PER_CALL):
             answer = commands.run("scancel", *batch)
-            if not answer.ok and not _only_ended(answer.text):
-                raise answer.error(hint="nothing was changed here; orchestrate cancel asks again")
+            if not answer.ok and not _reports_only_ended(answer.text):
+                raise answer.error(hint="run orchestrate cancel again; nothing was changed here")
 
-    def force_cancel(self, attempts: Sequence[tuple[AttemptDir, str]]) -> list[ForcedCancel]:  # noqa: ARG002
-        """Slurm ends its jobs itself, with SIGKILL at last."""
+    def force_cancel(self, attempts: Sequence[Attempt]) -> list[ForcedCancel]:  # noqa: ARG002
+        """Do nothing: Slurm sends SIGKILL itself, ``KillWait`` after SIGTERM (slurm.conf(5))."""
         return []
 
-    def supersede(self, attempts: Sequence[tuple[AttemptDir, str]]) -> None:
-        """Take back from Slurm what it might start again, before a later attempt takes over."""
-        places = _index(self._arrays.all(self._site.name))
-        for _, token in attempts:
-            place = places.get(token)
-            if place is not None and place.job_id is not None:
-                # By name too: a number may be another job's by now.
-                commands.run("scancel", f"--name={place.record.name}", place.job_id)
+    def supersede(self, attempts: Sequence[Attempt]) -> None:
+        """Cancel jobs that Slurm might requeue after a later attempt has replaced them."""
+        places = _places(self._arrays.all(self._limits.name))
+        for attempt in attempts:
+            record, index = places.get(attempt.token, (None, 0))
+            if record is not None and (task_id := record.task_id(index)) is not None:
+                # By name too: Slurm reuses job ids after MaxJobId (slurm.conf(5)).
+                commands.run("scancel", f"--name={record.name}", task_id)
 
-    # --- sending ---
+    # --- submit ---
 
-    def _places(self) -> dict[str, Place]:
-        return _index(self._arrays.open(self._site.name))
+    def _open_places(self) -> _Places:
+        return _places(self._arrays.open(self._limits.name))
 
     def _chunks(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
-        """Runs of one shape and one code together, never more than an array may have; indices begin at 0 in each."""
-        by_shape: dict[tuple[ResourceShape, str], list[Request]] = {}
+        """Group requests by shape and code, at most as many as an array may have; indices start at 0 in each."""
+        groups: dict[tuple[ResourceShape, str], list[Request]] = {}
         for request in requests:
-            by_shape.setdefault((request.shape, request.spec.snapshot), []).append(request)
-        most = self._site.array_index_max + 1
-        if self._site.max_submit:
-            most = min(most, self._site.max_submit)
-        for group in by_shape.values():
+            groups.setdefault((request.shape, request.spec.snapshot), []).append(request)
+        most = self._limits.array_index_max + 1
+        if self._limits.max_submit:
+            most = min(most, self._limits.max_submit)
+        for group in groups.values():
             for start in range(0, len(group), most):
                 yield group[start : start + most]
 
-    def _send_array(self, chunk: Sequence[Request], *, patient: bool) -> list[Receipt]:
-        from orchestrator.backends.slurm import array_job
-        from orchestrator.backends.slurm.array_job import Fate, Parcel, SubmissionError
-        from workloads.job.entry import run_task
-
-        script = self._folder.script(chunk[0].shape)
+    def _submit_array(self, chunk: Sequence[Request], *, wait: bool) -> list[Receipt]:
+        spec, shape = chunk[0].spec, chunk[0].shape
+        script = self._folder.script(shape)
         if script is None:
-            what = f"no job script of this shape is kept for {self._site.name}; orchestrate submit plans and sends it"
-            return [Receipt(d.token, State.FAILED, reason="no_script", message=what) for d in chunk]
-        # Slurm opens a job's output before its script can make a folder, and fails the job where there is none.
+            missing = f"no job script of this shape is stored for {self._limits.name}; run orchestrate submit"
+            return [Receipt(r.token, State.FAILED, reason="no_script", message=missing) for r in chunk]
+        # Slurm opens a job's output before its script can create the folder, and fails the job without one.
         jobs_folder(self._runs).mkdir(parents=True, exist_ok=True)
-        record = self._arrays.begin(ArrayRecord.new(self._site.name, chunk), [request.spec for request in chunk])
-        spec = chunk[0].spec
-        others = chunk[0].shape.arguments
-        record, queue = self._choose_queue(record, chunk, others)
-        self._arrays.keep_code(record, code_snapshot.pythonpath(self._runs, spec.snapshot, ""))
-        parcel = Parcel(
+        record = self._arrays.create(ArrayRecord.new(self._limits.name, chunk), [request.spec for request in chunk])
+        record, queue = self._choose_queue(record, chunk)
+        self._arrays.write_code_path(record, code_snapshot.pythonpath(self._runs, spec.snapshot, ""))
+        array = array_job.ArrayJob(
             script=script,
             name=record.name,
-            staging=self._arrays.of(record),
+            folder=self._arrays.of(record),
             num_tasks=len(chunk),
             num_ranks=spec.expect.ranks,
-            parallel=self._site.array_parallel,
+            parallel=self._limits.array_parallel,
             minutes=-(-spec.execution.time_limit_s // 60),
-            arguments=(*(f"--{name}={value}" for name, value in others.items()), *queue),
+            options=(*(f"--{name}={value}" for name, value in shape.arguments.items()), *queue),
         )
 
-        def accepted(job_id: str) -> None:
+        def write_job_id(job_id: str) -> None:
             nonlocal record
             record = self._arrays.write(replace(record, job_id=job_id))
 
         try:
-            array_job.send(jobs_folder(self._runs), parcel, run_task, on_accepted=accepted)
-        except SubmissionError as error:
-            if error.fate is Fate.REFUSED:
+            array_job.submit_array(jobs_folder(self._runs), array, entry.run_task, on_accepted=write_job_id)
+        except array_job.SubmissionError as error:
+            if error.outcome is array_job.SbatchOutcome.REJECTED:
                 self._arrays.discard(record)
-                said = error.answer.text or f"sbatch ended with exit code {error.answer.exit_code} and said nothing"
-                stays = UNREACHABLE if _NO_SLURM.search(said) else SUBMIT_LIMIT if _SUBMIT_LIMIT.search(said) else ""
-                state = State.PLANNED if stays else State.FAILED
-                return [Receipt(d.token, state, reason=stays or "refused", message=said) for d in chunk]
-            log.warning("sbatch did not say whether it took %s: %s", record.name, error.answer.text)
-            return self._settle(record, patient=patient)
-        return self._sent(record)
+                return _rejected(chunk, error.answer)
+            log.warning("sbatch did not report whether Slurm accepted %s: %s", record.name, error.answer.text)
+            return self._settle(record, wait=wait)
+        return _accepted(record)
 
-    def _choose_queue(
-        self, record: ArrayRecord, chunk: Sequence[Request], others: Mapping[str, str]
-    ) -> tuple[ArrayRecord, list[str]]:
-        """The record with the queue that starts first, and how to say it; as it was where the script decides."""
+    def _choose_queue(self, record: ArrayRecord, chunk: Sequence[Request]) -> tuple[ArrayRecord, list[str]]:
+        """Return the record with the queue that starts first, and its options; unchanged if the script decides."""
         shape = chunk[0].shape
-        pairs = self._folder.queues(shape) if self._site.queue_choice == "earliest" else []
+        pairs = self._folder.queues(shape) if self._limits.queue_choice == "earliest" else []
         if len(pairs) < 2:
             return record, []
-        limit_s = parse_time_limit(others["time"]) if "time" in others else chunk[0].spec.execution.time_limit_s
+        options = shape.arguments
+        limit_s = parse_time_limit(options["time"]) if "time" in options else chunk[0].spec.execution.time_limit_s
         script = self._folder.script_file(shape)
-        found = queue_choice.earliest(script, pairs, others, count=len(chunk), time_limit_s=limit_s)
+        found = queue_choice.earliest(script, pairs, options, count=len(chunk), time_limit_s=limit_s)
         if found is None:
             return record, []
-        pair, said = found
-        log.info("%s goes to %s, where Slurm expects it to start at %s", record.name, pair, said.start)
-        record = replace(record, partition=pair.partition, qos=pair.qos, expected_start=said.start)
-        return self._arrays.write(record), queue_choice.arguments(pair)
+        pair, estimate = found
+        log.info("%s goes to %s, where Slurm expects it to start at %s", record.name, pair, estimate.start)
+        record = replace(record, partition=pair.partition, qos=pair.qos, expected_start=estimate.start)
+        return self._arrays.write(record), queue_choice.queue_options(pair)
 
-    def _sent(self, record: ArrayRecord) -> list[Receipt]:
-        return [
-            Receipt(task.token, State.PENDING, job_id=f"{record.job_id}_{index}", reason="queued")
-            for index, task in enumerate(record.tasks)
-        ]
-
-    def _settle(self, record: ArrayRecord, *, patient: bool) -> list[Receipt]:
-        """Find out what became of an array: it is adopted, or discarded, or in doubt until the next command."""
+    def _settle(self, record: ArrayRecord, *, wait: bool) -> list[Receipt]:
+        """Find out whether Slurm accepted an array: adopt it, discard it, or leave that to the next command."""
         while record.job_id is None:
-            found = query.find(self._folder, self._site, record)
-            if known := found or self._told_by_itself(record):
+            found = query.find(self._folder, self._limits, record)
+            if known := found or self._job_ids_of_started(record):
                 return self._adopt(record, known)
             if found is not None:
-                record = self._arrays.missed(record)
+                record = self._arrays.mark_missing(record)
                 if time.time() - (record.missed_at or time.time()) >= ADOPTION_GRACE_S:
                     self._arrays.discard(record)
                     return []
-            if not patient or found is None:
-                return [
-                    Receipt(task.token, State.SUBMITTING, reason="in_doubt", message="Slurm may or may not have it")
-                    for task in record.tasks
-                ]
+            if not wait or found is None:
+                unknown = "sbatch did not report whether Slurm accepted it"
+                return [Receipt(t.token, State.SUBMITTING, reason="no_answer", message=unknown) for t in record.tasks]
             time.sleep(min(ADOPTION_POLL_S, ADOPTION_GRACE_S / 4))
         return self._adopt(record, [record.job_id])
 
-    def _told_by_itself(self, record: ArrayRecord) -> list[str]:
-        """The number of the job, from a task that has started."""
+    def _job_ids_of_started(self, record: ArrayRecord) -> list[str]:
+        """Return the job id that a started task of an array wrote."""
         for task in record.tasks:
-            owner = _object(task.directory(self._runs).owner)
+            owner = read_object_or_empty(task.directory(self._runs).owner)
             if owner.get("job_name") == record.name:
                 return [str(owner.get("job_id", "")).partition("_")[0]]
         return []
 
     def _adopt(self, record: ArrayRecord, job_ids: Sequence[str]) -> list[Receipt]:
-        from orchestrator.backends.slurm import array_job
-
         if record.job_id is None:
             record = self._arrays.write(replace(record, job_id=job_ids[0]))
         for other in job_ids[1:]:
-            log.warning("job %s is a second one of %s: cancelled", other, record.name)
+            log.warning("job %s is a duplicate of %s: cancelled", other, record.name)
             commands.run("scancel", f"--name={record.name}", other)
         assert record.job_id is not None
         array_job.rename_script(jobs_folder(self._runs), self._arrays.of(record), record.job_id)
-        return self._sent(record)
+        return _accepted(record)
 
-    # --- looking ---
+    # --- status ---
 
-    def _adopt_seen(self, newest: Newest, records: Sequence[ArrayRecord], unfinished: Collection[str]) -> None:
-        """Go on where a submit was interrupted after ``sbatch``: the array is in the queue, or its number is known."""
+    def _adopt_listed(self, report: SlurmReport, records: Sequence[ArrayRecord], unfinished: Collection[str]) -> None:
+        """Adopt the arrays of an interrupted submit that Slurm lists or whose job id is known."""
         for record in records:
             if not any(task.token in unfinished for task in record.tasks):
                 continue
-            seen = newest.arrays.get(record.name, SeenArray())
-            if job_ids := [record.job_id] if record.job_id else seen.job_ids:
+            listed = report.arrays.get(record.name, ArrayReport())
+            if job_ids := [record.job_id] if record.job_id else listed.job_ids:
                 self._adopt(record, job_ids)
 
-    def _conclude(self, ends: Iterable[tuple[AttemptDir, Place | None, Exit]]) -> None:
-        """Write how attempts ended, also of those whose jobs did not come to making their folders."""
-        ends = list(ends)
+    def _write_exits(self, ended: Sequence[tuple[Attempt, Status]], places: _Places) -> None:
+        """Write ``exit.json`` of attempts, also of those whose jobs did not create their run folders."""
         missing: dict[str, tuple[ArrayRecord, list[int]]] = {}
-        for attempt, place, _ in ends:
-            if place is None:
-                attempt.create()
-            elif not attempt.submission.exists():
-                missing.setdefault(place.record.token, (place.record, []))[1].append(place.index)
+        for attempt, _ in ended:
+            record, index = places.get(attempt.token, (None, 0))
+            if record is None:
+                attempt.directory.create()
+            elif not attempt.directory.submission.exists():
+                missing.setdefault(record.token, (record, []))[1].append(index)
         for record, indexes in missing.values():
             self._arrays.create_run_folders(record, indexes)
-        for attempt, _, end in ends:
-            end.write(attempt)
+        for attempt, status in ended:
+            status.write_exit(attempt.directory)
 
     def _close_ended(self, records: Sequence[ArrayRecord], live: Collection[str]) -> None:
         for record in records:
-            places = [task.directory(self._runs) for task in record.tasks if task.token not in live]
-            if len(places) == len(record.tasks) and all(p.exit.exists() or p.result.exists() for p in places):
+            ended = [task.directory(self._runs) for task in record.tasks if task.token not in live]
+            if len(ended) == len(record.tasks) and all(d.exit.exists() or d.result.exists() for d in ended):
                 self._arrays.close(record)
 
 
-def _index(records: Iterable[ArrayRecord]) -> dict[str, Place]:
-    return {task.token: Place(record, i) for record in records for i, task in enumerate(record.tasks)}
+def _places(records: Iterable[ArrayRecord]) -> _Places:
+    return {task.token: (record, index) for record in records for index, task in enumerate(record.tasks)}
 
 
-def _object(path: Path) -> Mapping[str, Any]:
-    try:
-        data = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
+def _accepted(record: ArrayRecord) -> list[Receipt]:
+    return [
+        Receipt(task.token, State.PENDING, job_id=record.task_id(index), reason="queued")
+        for index, task in enumerate(record.tasks)
+    ]
 
 
-def _only_ended(text: str) -> bool:
-    """Whether ``scancel`` complains only of jobs that have ended."""
+def _rejected(chunk: Sequence[Request], answer: commands.Answer) -> list[Receipt]:
+    """Return the receipts of a rejected array: planned if it may be accepted later or elsewhere, else failed."""
+    message = answer.text or f"sbatch ended with exit code {answer.exit_code} and no message"
+    planned = UNREACHABLE if _NO_CONTROLLER.search(message) else SUBMIT_LIMIT if _SUBMIT_LIMIT.search(message) else ""
+    state = State.PLANNED if planned else State.FAILED
+    return [Receipt(request.token, state, reason=planned or "rejected", message=message) for request in chunk]
+
+
+def _reports_only_ended(text: str) -> bool:
+    """Whether ``scancel`` complains only about jobs that have ended."""
     lines = [line for line in text.splitlines() if line.strip()]
     return bool(lines) and all(re.search(r"Invalid job id|already completing|already finished", line) for line in lines)
 
 
-def check_here(site_name: str) -> None:
-    """Raises OperationError where no ``sbatch`` is: nothing may be recorded as sent from here."""
+def require_sbatch(target: str) -> None:
+    """Raise OperationError if this machine has no ``sbatch``: nothing may be recorded as submitted from here."""
     if shutil.which("sbatch") is None:
         raise OperationError(
-            f"this machine has no sbatch, so it cannot send runs to {site_name}",
+            f"this machine has no sbatch, so it cannot submit runs to {target}",
             hint="run this on a login node of the cluster; --local runs on this machine",
         )

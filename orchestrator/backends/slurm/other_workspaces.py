@@ -1,4 +1,4 @@
-"""The same runs sent from another folder: a second checkout knows nothing of the first one's store, Slurm does."""
+"""Find the same runs submitted from another runs folder: this one's store does not know them, but Slurm does."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from workloads.files.run_dir import jobs_folder
 
 
 def queued_elsewhere(runs: Path, run_ids: Collection[str]) -> dict[Path, list[str]]:
-    """Runs folder -> which of these runs are queued or running from there. Empty where Slurm does not answer."""
-    # The command of a job is the script that was sent, which lay in the folder of its array.
+    """Return runs folder -> which of these runs wait or run from there; empty if Slurm does not answer."""
+    # squeue(1), %o: the command of a job is the submitted script, which lies in its array's folder.
     answer = commands.run("squeue", "--noheader", f"--user={os.getuid()}", "--format=%j|%o")
     found: dict[Path, list[str]] = {}
     for line in dict.fromkeys(answer.stdout.splitlines()):

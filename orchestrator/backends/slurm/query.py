@@ -1,9 +1,9 @@
-"""Asking Slurm: one ``squeue`` and at most one ``sacct`` for any number of arrays, no more often than the site allows.
+"""Query Slurm: one ``squeue`` and at most one ``sacct`` for any number of arrays, as often as the site allows.
 
-Of what ``squeue`` lists an array is known by its name, so that one whose number is not known yet is found too, and a
-number that was used before is never taken for ours. It lists ended jobs for some minutes. ``sacct`` is asked for tasks
-that have ended or are not listed; where there is no accounting ``scontrol`` is. Answers are kept on disk: commands that
-follow within ``poll_seconds`` read them there. After failures the pause grows.
+``squeue`` rows count by the array's name: that finds an array whose job id is unknown, and never takes another job with
+a reused id for ours. ``squeue`` lists ended jobs for ``MinJobAge`` seconds (slurm.conf(5), 300 by default). ``sacct``
+is queried for tasks that have ended or are not listed, ``scontrol`` where there is no accounting. The answers are kept
+on disk for commands that follow within ``poll_seconds``. The pause grows after failures.
 """
 
 from __future__ import annotations
@@ -17,9 +17,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.backends.slurm import commands
-from orchestrator.backends.slurm.commands import Answer
 from orchestrator.backends.slurm.records import ArrayRecord, ClusterFolder, ClusterLimits
-from orchestrator.backends.slurm.status import Phase, base_state, parse_indices, phase_of
+from orchestrator.backends.slurm.states import (
+    Phase,
+    base_state,
+    parse_elapsed,
+    parse_exit_code,
+    parse_indices,
+    phase_of,
+)
 from workloads.files.json_file import read_json, write_json
 
 log = logging.getLogger(__name__)
@@ -27,70 +33,74 @@ log = logging.getLogger(__name__)
 IDS_PER_CALL = 200
 QUEUED_AGE_S = 2.0
 LONGEST_PAUSE = 8
-"""After failed polls the pause grows to this many times ``poll_seconds``."""
-NO_ACCOUNTING = re.compile(r"accounting storage is disabled|[Nn]o accounting|Slurm accounting", re.IGNORECASE)
+"""After failures the pause grows to this many times ``poll_seconds``."""
+_NO_ACCOUNTING = re.compile(r"accounting storage is disabled|no accounting|Slurm accounting", re.IGNORECASE)
 _NO_SUCH_JOB = re.compile(r"Invalid job id", re.IGNORECASE)
 _SACCT_FIELDS = "JobID,JobName,State,ExitCode,ElapsedRaw,NodeList"
 _SQUEUE_FIELDS = "%F|%K|%j|%T|%M|%N|%r"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What the scheduler says of one task."""
+class TaskRecord:
+    """What Slurm reports of one task."""
 
-    state: str
+    state: str = ""
     reason: str = ""
     elapsed_s: float | None = None
     node: str = ""
     exit_code: int | None = None
     out_of_memory: bool = False
-    """Whether a step of it was ended for its memory."""
+    """Whether a step of it ended at its memory limit."""
 
     @property
     def phase(self) -> Phase:
         return phase_of(self.state)
 
 
+Rows = dict[str, dict[int, tuple[str, TaskRecord]]]
+"""Job id of an array -> index -> (job name, record)."""
+
+
 @dataclass(slots=True)
-class SeenArray:
-    """What the scheduler says of one array."""
+class ArrayReport:
+    """What Slurm reports of one array."""
 
     job_ids: list[str] = field(default_factory=list)
-    """More than one when a lost answer led to a second job of the name."""
-    tasks: dict[int, Seen] = field(default_factory=dict)
+    """More than one if ``sbatch`` was called twice because the first answer was lost."""
+    tasks: dict[int, TaskRecord] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class Newest:
-    """What was last heard; the content of ``newest.json``."""
+class SlurmReport:
+    """What Slurm last reported; the content of ``newest.json``."""
 
-    at: float = 0.0
-    """When Slurm was last asked, seconds since the epoch."""
-    heard_at: float = 0.0
+    asked_at: float = 0.0
+    """When Slurm was last queried, seconds since the epoch."""
+    answered_at: float = 0.0
     """When it last answered."""
     failures: int = 0
     problem: str = ""
     no_accounting: bool = False
     accounting_failed: bool = False
-    """Accounting gave no answer, so what is not listed may have ended well."""
+    """``sacct`` did not answer, so a task that is not listed may have ended well."""
     queued: int = 0
-    """How many jobs of this user waited or ran then, each task of an array counted."""
-    arrays: dict[str, SeenArray] = field(default_factory=dict)
+    """How many jobs of this user waited or ran, each task of an array counted."""
+    arrays: dict[str, ArrayReport] = field(default_factory=dict)
     """By the name of the array."""
-    over_since: dict[str, float] = field(default_factory=dict)
+    ended_since: dict[str, float] = field(default_factory=dict)
     """Token of an attempt -> when it was first found neither waiting nor active."""
     clusters: dict[str, str] = field(default_factory=dict)
-    """Host and configuration file -> name of the cluster that clients there talk to."""
+    """Host and configuration file -> name of the cluster that its clients talk to."""
     cluster: str = ""
-    """The name of the cluster that arrays were sent to."""
+    """Name of the cluster that has the arrays."""
 
     @classmethod
-    def read(cls, folder: ClusterFolder) -> Newest:
-        """An empty one when there is none, or a damaged one."""
+    def read(cls, folder: ClusterFolder) -> SlurmReport:
+        """Read the last report; an empty one if it is missing, damaged or of another version."""
         try:
             data: dict[str, Any] = read_json(folder.newest)
             arrays = {
-                name: SeenArray(a["job_ids"], {int(i): Seen(**seen) for i, seen in a["tasks"].items()})
+                name: ArrayReport(a["job_ids"], {int(i): TaskRecord(**task) for i, task in a["tasks"].items()})
                 for name, a in data.pop("arrays").items()
             }
             return cls(**data, arrays=arrays)
@@ -98,101 +108,109 @@ class Newest:
             return cls()
 
     def write(self, folder: ClusterFolder) -> None:
-        """Nobody's command may fail because this could not be kept."""
+        """Write the report if possible; a full disk must not fail the command."""
         arrays = {
-            name: {"job_ids": array.job_ids, "tasks": {i: _plain(seen) for i, seen in array.tasks.items()}}
+            name: {"job_ids": array.job_ids, "tasks": {i: _as_dict(task) for i, task in array.tasks.items()}}
             for name, array in self.arrays.items()
         }
         try:
-            write_json(folder.newest, _plain(self) | {"arrays": arrays}, durable=False)
+            write_json(folder.newest, _as_dict(self) | {"arrays": arrays}, durable=False)
         except OSError as error:
-            log.warning("%s: cannot be written: %s", folder.newest, error.strerror)
+            log.warning("cannot write %s: %s", folder.newest, error.strerror)
 
 
-def _plain(value: Any) -> dict[str, Any]:
-    """The fields as they are: ``asdict`` copies each, which takes long for thousands of tasks."""
+def _as_dict(value: Any) -> dict[str, Any]:
+    # dataclasses.asdict copies every value, which takes long for thousands of tasks.
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
-def poll(folder: ClusterFolder, site: ClusterLimits, records: Sequence[ArrayRecord], *, fresh: bool = False) -> Newest:
-    """What Slurm says of these arrays: the kept answer, or a new one when that is old enough or ``fresh`` is asked."""
-    newest = Newest.read(folder)
-    pause_s = site.poll_seconds * min(2**newest.failures, LONGEST_PAUSE)
-    if not records or (not fresh and 0 <= time.time() - newest.at < pause_s):
-        return newest
-    newest.at = time.time()
+def poll(
+    folder: ClusterFolder, limits: ClusterLimits, records: Sequence[ArrayRecord], *, fresh: bool = False
+) -> SlurmReport:
+    """Return what Slurm reports of these arrays: the last report, or a new one if that is too old or ``fresh``."""
+    report = SlurmReport.read(folder)
+    pause_s = limits.poll_seconds * min(2**report.failures, LONGEST_PAUSE)
+    if not records or (not fresh and 0 <= time.time() - report.asked_at < pause_s):
+        return report
+    report.asked_at = time.time()
     try:
-        _check_cluster(newest)
-        newest.arrays, newest.queued = _squeue([record.name for record in records])
-        _ask_about_ended(newest, site, records)
-        newest.heard_at, newest.failures, newest.problem = newest.at, 0, ""
-    except _UnheardError as error:
-        newest.failures, newest.problem = newest.failures + 1, str(error)
-        log.warning("Slurm could not be asked, so states are as last seen: %s", error)
-    newest.write(folder)
-    return newest
+        _check_cluster(report)
+        report.arrays, report.queued = _squeue([record.name for record in records])
+        _query_ended(report, limits, records)
+        report.answered_at, report.failures, report.problem = report.asked_at, 0, ""
+    except _NoAnswerError as error:
+        report.failures, report.problem = report.failures + 1, str(error)
+        log.warning("Slurm does not answer, so states are as last seen: %s", error)
+    report.write(folder)
+    return report
 
 
-def find(folder: ClusterFolder, site: ClusterLimits, record: ArrayRecord) -> list[str] | None:
-    """Numbers of the jobs that have an array's name; None when nobody could be asked. Not rate-limited."""
-    newest = Newest.read(folder)
+def find(folder: ClusterFolder, limits: ClusterLimits, record: ArrayRecord) -> list[str] | None:
+    """Return the ids of the jobs with an array's name; None if Slurm does not answer. Ignores ``poll_seconds``."""
+    report = SlurmReport.read(folder)
     try:
-        _check_cluster(newest)
-        found = _squeue([record.name])[0].get(record.name, SeenArray()).job_ids
-        if not found and site.accounting != "squeue" and not newest.no_accounting:
-            found = _sacct_by_name(newest, record)
-    except _UnheardError as error:
-        log.warning("Slurm could not be asked: %s", error)
+        _check_cluster(report)
+        found = _squeue([record.name])[0].get(record.name, ArrayReport()).job_ids
+        if not found and limits.accounting != "squeue" and not report.no_accounting:
+            found = _find_in_accounting(report, record)
+    except _NoAnswerError as error:
+        log.warning("Slurm does not answer: %s", error)
         return None
-    newest.write(folder)
+    report.write(folder)
     return found
 
 
 def num_queued(folder: ClusterFolder) -> tuple[int, float] | None:
-    """How many jobs of this user wait or run, each task of an array counted, and when that was so.
+    """Return how many jobs of this user wait or run, each task of an array counted, and when that was so.
 
-    What :func:`poll` heard a moment ago will do. None when it cannot be told.
+    Uses a report of :func:`poll` that is younger than :data:`QUEUED_AGE_S`. None if Slurm does not answer.
     """
-    newest = Newest.read(folder)
-    if not newest.problem and 0 <= time.time() - newest.heard_at < QUEUED_AGE_S:
-        return newest.queued, newest.heard_at
+    report = SlurmReport.read(folder)
+    if not report.problem and 0 <= time.time() - report.answered_at < QUEUED_AGE_S:
+        return report.queued, report.answered_at
     asked_at = time.time()
     answer = commands.run("squeue", "--noheader", f"--user={os.getuid()}", "--array", "--format=%i")
     return (len(answer.stdout.split()), asked_at) if answer.ok else None
 
 
-class _UnheardError(Exception):
-    """A question got no answer; nothing may be concluded from what is missing."""
+class _NoAnswerError(Exception):
+    """A query has no answer; nothing may be concluded from what is missing."""
+
+    def __init__(self, message: str, text: str = "") -> None:
+        super().__init__(message)
+        self.text = text
 
 
-def _ask(*argv: str) -> Answer:
+def _query(*argv: str) -> str:
+    """Run a client command; return its standard output."""
     answer = commands.run(*argv)
     if not answer.ok:
-        raise _UnheardError(f"{argv[0]}: {(answer.text or f'exit code {answer.exit_code}').splitlines()[0]}")
-    return answer
+        text = answer.text or f"exit code {answer.exit_code}"
+        raise _NoAnswerError(f"{argv[0]}: {text.splitlines()[0]}", text)
+    return answer.stdout
 
 
-def _check_cluster(newest: Newest) -> None:
-    """Numbers of another cluster's jobs say nothing about ours."""
+def _check_cluster(report: SlurmReport) -> None:
+    """Check that this machine talks to the cluster that has the arrays: another one reuses its job ids."""
     key = f"{os.uname().nodename} {os.environ.get('SLURM_CONF', '')}"
-    if key not in newest.clusters:
-        match = re.search(r"^ClusterName\s*=\s*(\S+)", _ask("scontrol", "show", "config").stdout, re.MULTILINE)
-        newest.clusters[key] = match[1] if match else ""
-    here = newest.clusters[key]
-    newest.cluster = newest.cluster or here
-    if here != newest.cluster:
-        raise _UnheardError(f"this machine talks to cluster {here}, the runs are on {newest.cluster}")
+    if key not in report.clusters:
+        match = re.search(r"^ClusterName\s*=\s*(\S+)", _query("scontrol", "show", "config"), re.MULTILINE)
+        report.clusters[key] = match[1] if match else ""
+    here = report.clusters[key]
+    report.cluster = report.cluster or here
+    if here != report.cluster:
+        raise _NoAnswerError(f"this machine talks to cluster {here}, the runs are on {report.cluster}")
 
 
-def _squeue(names: Sequence[str]) -> tuple[dict[str, SeenArray], int]:
-    """What the queue has of these arrays, and how many jobs of this user wait or run.
+def _squeue(names: Sequence[str]) -> tuple[dict[str, ArrayReport], int]:
+    """Return what the queue lists of these arrays, and how many jobs of this user wait or run.
 
-    All jobs of the user are asked for: ``squeue`` itself would pick those of a name, the controller's work is the same.
+    Lists all jobs of the user: with ``--name``, squeue selects rows itself after the controller has sent them all.
     """
-    answer = _ask("squeue", "--noheader", f"--user={os.getuid()}", "--states=all", f"--format={_SQUEUE_FIELDS}")
-    arrays: dict[str, SeenArray] = {}
+    text = _query("squeue", "--noheader", f"--user={os.getuid()}", "--states=all", f"--format={_SQUEUE_FIELDS}")
+    arrays: dict[str, ArrayReport] = {}
     wanted, queued = set(names), 0
-    for line in answer.stdout.splitlines():
+    for line in text.splitlines():
         words = line.split("|", 6)
         if len(words) != 7 or not words[0].strip().isdigit():
             continue
@@ -201,75 +219,80 @@ def _squeue(names: Sequence[str]) -> tuple[dict[str, SeenArray], int]:
         queued += 0 if phase_of(state) is Phase.ENDED else len(indices) or 1
         if name not in wanted:
             continue
-        array = arrays.setdefault(name, SeenArray())
+        array = arrays.setdefault(name, ArrayReport())
         if job_id not in array.job_ids:
             array.job_ids.append(job_id)
-        seen = Seen(state, reason, seconds(elapsed), "" if "(" in node else node)
+        task = TaskRecord(state, reason, parse_elapsed(elapsed), "" if "(" in node else node)
         for index in indices:
-            _prefer(array.tasks, index, seen)
+            _add(array, index, task)
     for array in arrays.values():
         array.job_ids.sort(key=int)
     return arrays, queued
 
 
-def _prefer(tasks: dict[int, Seen], index: int, seen: Seen) -> None:
-    """Of two jobs of one name the one that goes on counts."""
-    known = tasks.get(index)
+def _add(array: ArrayReport, index: int, task: TaskRecord) -> None:
+    """Add a record. Of two for one index, from jobs with the same name or from two commands, a live one counts."""
+    known = array.tasks.get(index)
     if known is None or known.phase is Phase.ENDED:
-        tasks[index] = seen
+        array.tasks[index] = task
 
 
-def _ask_about_ended(newest: Newest, site: ClusterLimits, records: Sequence[ArrayRecord]) -> None:
-    """Fill in how tasks ended, from accounting or else from the controller."""
+def _query_ended(report: SlurmReport, limits: ClusterLimits, records: Sequence[ArrayRecord]) -> None:
+    """Add how tasks ended, from accounting or else from the controller."""
     wanted: dict[str, list[int]] = {}
-    by_id = {}
-    for record in records:
-        if record.job_id is None:
-            continue
-        seen = newest.arrays.get(record.name, SeenArray()).tasks
-        over = [i for i in range(len(record.tasks)) if i not in seen or seen[i].phase is Phase.ENDED]
-        if over:
-            wanted[record.job_id] = over
-            by_id[record.job_id] = record
-    if not wanted:
+    by_id = {record.job_id: record for record in records if record.job_id is not None}
+    for job_id, record in by_id.items():
+        tasks = report.arrays.get(record.name, ArrayReport()).tasks
+        ended = [i for i in range(len(record.tasks)) if i not in tasks or tasks[i].phase is Phase.ENDED]
+        if ended:
+            wanted[job_id] = ended
+    if not wanted or _query_accounting(report, limits, by_id, wanted):
         return
-    if not _ask_accounting(newest, site, by_id, wanted):
-        for job_id, over in wanted.items():
-            known = newest.arrays.get(by_id[job_id].name, SeenArray()).tasks
-            # What squeue lists as ended well needs no more words.
-            if any(i in known and base_state(known[i].state) != "COMPLETED" for i in over):
-                _merge(newest, by_id, _scontrol(job_id))
+    for job_id, ended in wanted.items():
+        tasks = report.arrays.get(by_id[job_id].name, ArrayReport()).tasks
+        # squeue alone suffices for tasks that it lists as COMPLETED.
+        if any(i in tasks and base_state(tasks[i].state) != "COMPLETED" for i in ended):
+            _merge(report, by_id, _scontrol(job_id))
 
 
-def _ask_accounting(
-    newest: Newest, site: ClusterLimits, by_id: Mapping[str, ArrayRecord], wanted: Mapping[str, Sequence[int]]
+def _query_accounting(
+    report: SlurmReport, limits: ClusterLimits, by_id: Mapping[str, ArrayRecord], wanted: Mapping[str, Sequence[int]]
 ) -> bool:
-    """Ask ``sacct`` about tasks; whether it answered."""
-    newest.accounting_failed = False
-    if site.accounting == "squeue" or newest.no_accounting:
+    """Query ``sacct`` about tasks; return whether it answered."""
+    report.accounting_failed = False
+    if limits.accounting == "squeue" or report.no_accounting:
         return False
-    tasks = [f"{job_id}_{i}" for job_id, over in wanted.items() for i in over]
+    tasks = [f"{job_id}_{i}" for job_id, ended in wanted.items() for i in ended]
     ids = tasks if len(tasks) <= IDS_PER_CALL else list(wanted)
-    for batch in commands.batches(ids, IDS_PER_CALL):
-        answer = commands.run("sacct", *_SACCT, f"--jobs={','.join(batch)}")
-        if not answer.ok:
-            if site.accounting == "auto" and NO_ACCOUNTING.search(answer.text):
-                newest.no_accounting = True
-            else:
-                newest.accounting_failed = True
-                log.warning("Slurm's accounting could not be asked: %s", answer.text or answer.exit_code)
-            return False
-        _merge(newest, by_id, _sacct_rows(answer.stdout))
+    try:
+        for batch in commands.batches(ids, IDS_PER_CALL):
+            _merge(report, by_id, _sacct(f"--jobs={','.join(batch)}"))
+    except _NoAnswerError as error:
+        report.no_accounting = limits.accounting == "auto" and bool(_NO_ACCOUNTING.search(error.text))
+        report.accounting_failed = not report.no_accounting
+        if report.accounting_failed:
+            log.warning("Slurm's accounting does not answer: %s", error.text)
+        return False
     return True
 
 
-_SACCT = ("--noheader", "--parsable2", f"--format={_SACCT_FIELDS}")
+def _find_in_accounting(report: SlurmReport, record: ArrayRecord) -> list[str]:
+    # From a day before: the clocks of this machine and of slurmdbd differ.
+    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.asked_at - 86400))
+    try:
+        rows = _sacct(f"--name={record.name}", f"--starttime={since}", "--allocations")
+    except _NoAnswerError as error:
+        if not _NO_ACCOUNTING.search(error.text):
+            raise
+        report.no_accounting = True
+        return []
+    return sorted((a for a, tasks in rows.items() if any(n == record.name for n, _ in tasks.values())), key=int)
 
 
-def _sacct_rows(text: str) -> dict[str, dict[int, tuple[str, Seen]]]:
-    """Array -> index -> (name, what accounting says); the states of steps only tell of the memory limit."""
-    rows: dict[str, dict[int, tuple[str, Seen]]] = {}
-    for line in text.splitlines():
+def _sacct(*selection: str) -> Rows:
+    """Query ``sacct``. Of a task's steps only a reached memory limit counts."""
+    rows: Rows = {}
+    for line in _query("sacct", "--noheader", "--parsable2", f"--format={_SACCT_FIELDS}", *selection).splitlines():
         words = line.split("|")
         if len(words) != 6:
             continue
@@ -278,82 +301,45 @@ def _sacct_rows(text: str) -> dict[str, dict[int, tuple[str, Seen]]]:
         array, _, indices = whole.partition("_")
         for index in parse_indices(indices.strip("[]")):
             tasks = rows.setdefault(array, {})
-            if step:
-                if index in tasks and base_state(state) == "OUT_OF_MEMORY":
-                    tasks[index] = (tasks[index][0], replace(tasks[index][1], out_of_memory=True))
-                continue
-            node = "" if "one assigned" in nodes else nodes
-            tasks[index] = (name, Seen(state, "", _number(elapsed), node, parse_exit_code(exit_code)))
+            if not step:
+                node = "" if "one assigned" in nodes else nodes
+                elapsed_s = float(elapsed) if elapsed.strip().isdigit() else None
+                tasks[index] = (name, TaskRecord(state, "", elapsed_s, node, parse_exit_code(exit_code)))
+            elif index in tasks and base_state(state) == "OUT_OF_MEMORY":
+                tasks[index] = (tasks[index][0], replace(tasks[index][1], out_of_memory=True))
     return rows
 
 
-def _sacct_by_name(newest: Newest, record: ArrayRecord) -> list[str]:
-    """By name, since a day before it was sent: clocks differ."""
-    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.asked_at - 86400))
-    answer = commands.run("sacct", *_SACCT, f"--name={record.name}", f"--starttime={since}", "--allocations")
-    if not answer.ok:
-        if NO_ACCOUNTING.search(answer.text):
-            newest.no_accounting = True
-            return []
-        raise _UnheardError(f"sacct: {answer.text.splitlines()[0] if answer.text else answer.exit_code}")
-    rows = _sacct_rows(answer.stdout)
-    return sorted((a for a, tasks in rows.items() if any(n == record.name for n, _ in tasks.values())), key=int)
-
-
-def _scontrol(job_id: str) -> dict[str, dict[int, tuple[str, Seen]]]:
-    """What the controller still knows of an array."""
-    answer = commands.run("scontrol", "--oneliner", "show", "job", job_id)
-    if not answer.ok:
-        if _NO_SUCH_JOB.search(answer.text):
+def _scontrol(job_id: str) -> Rows:
+    """Query what the controller still has in memory of an array."""
+    try:
+        text = _query("scontrol", "--oneliner", "show", "job", job_id)
+    except _NoAnswerError as error:
+        if _NO_SUCH_JOB.search(error.text):
             return {}
-        raise _UnheardError(f"scontrol: {answer.text.splitlines()[0] if answer.text else answer.exit_code}")
-    rows: dict[str, dict[int, tuple[str, Seen]]] = {}
-    for line in answer.stdout.splitlines():
-        found = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
-        seen = Seen(
-            found.get("JobState", ""),
-            found.get("Reason", ""),
-            seconds(found.get("RunTime", "")),
-            found.get("NodeList", "").strip("()").replace("null", ""),
-            parse_exit_code(found.get("ExitCode", "")),
+        raise
+    rows: Rows = {}
+    for line in text.splitlines():
+        fields = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
+        task = TaskRecord(
+            fields.get("JobState", ""),
+            fields.get("Reason", ""),
+            parse_elapsed(fields.get("RunTime", "")),
+            fields.get("NodeList", "").strip("()").replace("null", ""),
+            parse_exit_code(fields.get("ExitCode", "")),
         )
-        for index in parse_indices(found.get("ArrayTaskId", "")):
-            rows.setdefault(found.get("ArrayJobId", ""), {})[index] = (found.get("JobName", ""), seen)
+        for index in parse_indices(fields.get("ArrayTaskId", "")):
+            rows.setdefault(fields.get("ArrayJobId", ""), {})[index] = (fields.get("JobName", ""), task)
     return rows
 
 
-def _merge(
-    newest: Newest, by_id: Mapping[str, ArrayRecord], rows: Mapping[str, Mapping[int, tuple[str, Seen]]]
-) -> None:
-    """Take over what is said of our tasks; a job of another name has had the number before, or has it now."""
+def _merge(report: SlurmReport, by_id: Mapping[str, ArrayRecord], rows: Rows) -> None:
+    """Add the rows of our arrays; a job with another name had the same id before, or has it now."""
     for job_id, tasks in rows.items():
         record = by_id.get(job_id)
         if record is None:
             continue
-        array = newest.arrays.setdefault(record.name, SeenArray([job_id]))
-        for index, (name, seen) in tasks.items():
-            known = array.tasks.get(index)
-            if name == record.name and (known is None or known.phase is Phase.ENDED):
-                array.tasks[index] = seen
-
-
-def seconds(text: str) -> float | None:
-    """Slurm's ``[days-][hours:]minutes:seconds``; None for anything else."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
-    if match is None:
-        return None
-    days, hours, minutes, rest = (int(word or 0) for word in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
-
-
-def parse_exit_code(text: str) -> int | None:
-    """The exit code in ``75:0``; a signal is negative, as in ``0:9``."""
-    match = re.fullmatch(r"(\d+):(\d+)", text.strip())
-    if match is None:
-        return None
-    code, signal = int(match[1]), int(match[2])
-    return code if code or not signal else -signal
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text.strip().isdigit() else None
+        array = report.arrays.setdefault(record.name, ArrayReport([job_id]))
+        for index, (name, task) in tasks.items():
+            if name == record.name:
+                _add(array, index, task)

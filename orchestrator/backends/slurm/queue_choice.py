@@ -1,8 +1,8 @@
-"""Asking ``sbatch --test-only``: would Slurm take a script, when would it start, and in which queue first.
+"""``sbatch --test-only``: would Slurm accept a script, when would it start, and in which queue first.
 
-Slurm answers for now, not for good: an estimate is worth as much as the time limits of the jobs that are before it. It
-also passes over limits that it enforces later (a partition that is down, a time above the partition's), so what the
-cluster file says of a queue counts as well.
+The answer holds for this moment: the start depends on the time limits of the jobs ahead. ``--test-only`` also ignores
+limits that Slurm enforces later (a partition that is down, a time limit above the partition's), so the limits of the
+cluster file count as well.
 """
 
 from __future__ import annotations
@@ -24,57 +24,55 @@ _NOISE = re.compile(r"^(sbatch: )?(error: |allocation failure: )+")
 
 @dataclass(frozen=True, slots=True)
 class StartEstimate:
-    """What Slurm says of a script that is not sent."""
+    """Slurm's answer about a script that is not submitted."""
 
     start: str = ""
-    """Local time of the cluster, ``2026-11-28T02:48:23``; empty when it would not take it."""
-    refusal: str = ""
-    """Its words."""
+    """Local time of the cluster, ``2026-11-28T02:48:23``; empty if Slurm would reject it."""
+    rejection: str = ""
+    """Why Slurm would reject it."""
 
 
 def estimate(script: Path, *arguments: str) -> StartEstimate:
-    """Ask for a script with further arguments of ``sbatch``; nothing is queued."""
+    """Test a script with further arguments of ``sbatch``; nothing is submitted."""
     answer = commands.run("sbatch", "--test-only", *arguments, str(script))
     if answer.ok and (match := _START.search(answer.text)):
         return StartEstimate(start=match[1])
     lines = [_NOISE.sub("", line).strip() for line in answer.text.splitlines()]
-    said = "; ".join(dict.fromkeys(filter(None, lines)))
-    return StartEstimate(
-        rejection=said or f"sbatch --test-only ended with exit code {answer.exit_code} and said nothing"
-    )
+    why = "; ".join(dict.fromkeys(filter(None, lines)))
+    return StartEstimate(rejection=why or f"sbatch --test-only ended with exit code {answer.exit_code} and no message")
 
 
-def arguments(pair: QueuePair) -> list[str]:
-    """A pair of partition and QOS as arguments of ``sbatch``, which win over the lines of the script."""
+def queue_options(pair: QueuePair) -> list[str]:
+    """Return a pair of partition and QOS as options of ``sbatch``, which override the lines of the script."""
     named = {"partition": pair.partition, "qos": pair.qos}
     return [f"--{name}={value}" for name, value in named.items() if value]
 
 
 def earliest(
-    script: Path, pairs: Sequence[QueuePair], others: Mapping[str, str], *, count: int, time_limit_s: int
+    script: Path, pairs: Sequence[QueuePair], options: Mapping[str, str], *, count: int, time_limit_s: int
 ) -> tuple[QueuePair, StartEstimate] | None:
-    """The pair in which an array would start first; of equal ones the one that stands first in the cluster file.
+    """Return the pair in which an array would start first; of equal ones the first in the cluster file.
 
     Args:
         script: of the array.
-        pairs: those that take a run of its shape.
-        others: further arguments by name, without dashes.
-        count: tasks.
-        time_limit_s: of each; pairs that end jobs before are not asked.
+        pairs: those that accept a run of its shape.
+        options: further options of ``sbatch`` by name, without dashes.
+        count: of tasks.
+        time_limit_s: of each task; pairs with a lower limit are not tried.
 
     Returns:
-        None where Slurm names no start for any of them, so that the script decides.
+        None if Slurm names no start for any pair; then the script decides.
     """
-    if "partition" in others or "qos" in others:
+    if "partition" in options or "qos" in options:
         return None
-    given = [f"--{name}={value}" for name, value in others.items()]
+    given = [f"--{name}={value}" for name, value in options.items()]
     found: list[tuple[QueuePair, StartEstimate]] = []
     for pair in pairs:
         if pair.max_time_s and time_limit_s > pair.max_time_s:
             continue
-        said = estimate(script, f"--array=0-{count - 1}", *given, *arguments(pair))
-        if said.start:
-            found.append((pair, said))
+        answer = estimate(script, f"--array=0-{count - 1}", *given, *queue_options(pair))
+        if answer.start:
+            found.append((pair, answer))
         else:
-            log.warning("queue %s is left out: %s", pair, said.rejection)
+            log.warning("queue %s is not considered: %s", pair, answer.rejection)
     return min(found, key=lambda one: one[1].start, default=None)

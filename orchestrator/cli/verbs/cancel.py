@@ -12,12 +12,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from orchestrator.cli import output, run_names
-from orchestrator.cli.options import DatabaseOption, RunsOption
+from orchestrator.cli import options, output, run_names
 from orchestrator.cli.refresh import refresh_runs, refresh_store
 from orchestrator.cli.workspace_checks import require_workspace
 from orchestrator.cluster.resources import LOCAL
@@ -29,11 +28,8 @@ from workloads.lazy import lazy_imports
 
 with lazy_imports(__name__):
     from db import connect, errors, submissions
-    from orchestrator.backends import exit_status
+    from orchestrator.backends import base
     from orchestrator.tracking import tracker
-
-if TYPE_CHECKING:
-    from orchestrator.backends.base import ForcedCancel
 
 ORDER = 80
 
@@ -41,8 +37,8 @@ ORDER = 80
 def cancel(
     names: run_names.RunsArgument = None,
     every: Annotated[bool, typer.Option("--all", help="Cancel every run that waits or runs.")] = False,
-    runs: RunsOption = DEFAULT_RUNS,
-    database: DatabaseOption = DEFAULT_DATABASE,
+    runs: options.RunsOption = DEFAULT_RUNS,
+    database: options.DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
     run_names.require_selection(names, every, "cancel", "--all")
     workspace = Workspace.at(runs=runs, database=database)
@@ -61,37 +57,37 @@ def cancel(
         names_left = run_names.describe([run for run in live if run.run_id in left])
         raise OperationError(
             f"not ended yet: {counted(len(left), 'run')}, {names_left}",
-            why="; ".join(dict.fromkeys(each.what for each in left.values())),
+            why="; ".join(dict.fromkeys(each.message for each in left.values())),
             hint="; ".join(dict.fromkeys(each.hint for each in left.values())),
         )
     if ending:
         output.print_message(f"Slurm is still ending {len(ending)} of them; orchestrate status shows when they ended")
 
 
-def _cancel(workspace: Workspace, live: Sequence[tracker.RunStatus]) -> dict[str, ForcedCancel]:
+def _cancel(workspace: Workspace, live: Sequence[tracker.RunStatus]) -> dict[str, base.ForcedCancel]:
     """Cancel runs, and return by run id those that have not ended even when they were killed."""
-    attempts = {run.run_id: RunDir.of(workspace.runs, run.run_id).attempt(run.attempt) for run in live}
-    left: dict[str, ForcedCancel] = {}
+    left: dict[str, base.ForcedCancel] = {}
+    labels = {run.run_id: run.label for run in live}
     # Read-only, so that runs can be cancelled when their logs have filled the disk.
     with connect.open_store(workspace.database, read_only=True) as store:
-        tokens = {record.run_id: record.token or "" for record in submissions.live_attempts(store)}
-    for target in sorted({run.target or "" for run in live}):
+        records = [record for record in submissions.live_attempts(store) if record.run_id in labels]
+    for target in sorted({record.target for record in records}):
         executor = tracker.find_executor(target, workspace.runs)
         if executor is None:
             raise OperationError(f"this version cannot cancel jobs of {target}", hint="scancel the job id")
-        waiting = [run for run in live if run.target == target and run.run_id in tokens]
-        executor.cancel([(attempts[run.run_id], tokens[run.run_id]) for run in waiting])
+        waiting = [base.Attempt.of(workspace.runs, record) for record in records if record.target == target]
+        executor.cancel(waiting)
         deadline = time.monotonic() + executor.cancel_wait_s
         while waiting and time.monotonic() < deadline:
-            waiting = [run for run in waiting if exit_status.Exit.read(attempts[run.run_id]) is None]
+            waiting = [attempt for attempt in waiting if base.Status.read_exit(attempt.directory) is None]
             time.sleep(0.1 if waiting else 0)
-        by_token = {tokens[run.run_id]: run for run in waiting}
-        for each in executor.force_cancel([(attempts[run.run_id], token) for token, run in by_token.items()]):
-            run = by_token[each.token]
-            if not each.ended:
-                left[run.run_id] = each
-            elif each.what:
-                output.print_message(f"{run.run_id} {run.label}: {each.what}")
+        run_ids = {attempt.token: attempt.run_id for attempt in waiting}
+        for forced in executor.force_cancel(waiting):
+            run_id = run_ids[forced.token]
+            if not forced.ended:
+                left[run_id] = forced
+            elif forced.message:
+                output.print_message(f"{run_id} {labels[run_id]}: {forced.message}")
     with contextlib.suppress(errors.StoreReadOnlyError), connect.open_store(workspace.database) as store:
         refresh_store(store, workspace.runs, fresh=True)
     return left

@@ -14,8 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli import output
-from orchestrator.cli.options import DatabaseOption, RunsOption
+from orchestrator.cli import options, output
 from orchestrator.cli.refresh import refresh_store
 from orchestrator.cli.workspace_checks import require_runs_folder
 from orchestrator.errors import InputError, PartlyDoneError
@@ -52,8 +51,8 @@ def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="List what would be removed, and exit.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
     json: output.JsonOption = False,
-    runs: RunsOption = DEFAULT_RUNS,
-    database: DatabaseOption = DEFAULT_DATABASE,
+    runs: options.RunsOption = DEFAULT_RUNS,
+    database: options.DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
     workspace = Workspace.at(runs=runs, database=database)
     policy = CleanPolicy(
@@ -79,10 +78,10 @@ def clean(
         typer.echo("nothing to remove by these rules")
     elif not dry_run:
         typer.echo("nothing was removed")
-    if removed is not None and removed.left:
+    if removed is not None and removed.kept:
         raise PartlyDoneError(
-            f"{counted(len(removed.left), 'item')} could not be removed",
-            why="; ".join(f"{path}: {why}" for path, why in removed.left[:_MAX_LISTED]),
+            f"{counted(len(removed.kept), 'item')} could not be removed",
+            why="; ".join(f"{path}: {why}" for path, why in removed.kept[:_MAX_LISTED]),
             hint="repeat orchestrate clean when the cause is fixed; what it removed cannot be recovered",
         )
 
@@ -141,10 +140,10 @@ def _print_report(found: CleanReport) -> None:
     if rows:
         size = output.Column("size_bytes", "size", lambda row: _format_size(row["size_bytes"]))
         output.print_rows(rows, ["what", "runs", "number", size])
-    for path, why in found.left[:_MAX_LISTED]:
+    for path, why in found.kept[:_MAX_LISTED]:
         output.print_message(f"kept: {path}: {why}")
-    if len(found.left) > _MAX_LISTED:
-        output.print_message(f"kept: {len(found.left) - _MAX_LISTED} more")
+    if len(found.kept) > _MAX_LISTED:
+        output.print_message(f"kept: {len(found.kept) - _MAX_LISTED} more")
     if found.num_live:
         output.print_message(f"kept: all files of {counted(found.num_live, 'live run')}")
 
@@ -178,6 +177,6 @@ def _json_report(found: CleanReport, removed: CleanReport | None) -> dict[str, A
         "removed": removed is not None,
         "bytes": sum(item.size_bytes for item in report.items),
         "items": report.items,
-        "left": [{"path": path, "why": why} for path, why in (*found.left, *(removed.left if removed else ()))],
+        "left": [{"path": path, "why": why} for path, why in (*found.kept, *(removed.kept if removed else ()))],
         "live_runs": found.num_live,
     }

@@ -6,12 +6,12 @@ Example: orchestrate logs cnn-eager-cpu1-s0 --follow
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from orchestrator.cli import output, run_names
-from orchestrator.cli.options import DatabaseOption, RunsOption, require_exclusive
+from orchestrator.cli import options, output, run_names
 from orchestrator.cli.refresh import refresh_runs
 from orchestrator.errors import InputError, OperationError
 from orchestrator.units import counted
@@ -23,9 +23,6 @@ from workloads.lazy import lazy_imports
 with lazy_imports(__name__):
     from orchestrator.cli import log_files
     from orchestrator.tracking import tracker
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ORDER = 70
 
@@ -41,11 +38,11 @@ def logs(
     attempt: Annotated[
         int | None, typer.Option("--attempt", min=1, help="Print the logs of this attempt instead of the newest.")
     ] = None,
-    runs: RunsOption = DEFAULT_RUNS,
-    database: DatabaseOption = DEFAULT_DATABASE,
+    runs: options.RunsOption = DEFAULT_RUNS,
+    database: options.DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
-    require_exclusive(context, "every", "rank", "--all prints the logs of all ranks")
-    require_exclusive(context, "stdout", "stderr", "each prints one stream only; without them both are printed")
+    options.require_exclusive(context, "every", "rank", "--all prints the logs of all ranks")
+    options.require_exclusive(context, "stdout", "stderr", "each prints one stream only; without them both are printed")
     workspace = Workspace.at(runs=runs, database=database)
     status = run_names.find(refresh_runs(workspace), run)
     if status.attempt == 0:
@@ -56,7 +53,7 @@ def logs(
     # The folder of the newest attempt appears when its job starts.
     if number != status.attempt and not attempt_dir.path.is_dir():
         raise InputError(f"run {status.run_id} has no attempt {number}", hint=f"its newest is {status.attempt}")
-    job_id = status.job_id if number == status.attempt else tracker.job_id(attempt_dir)
+    job_id = status.job_id if number == status.attempt else tracker.read_job_id(attempt_dir)
     _require_rank(run_dir, rank)
     selection = log_files.LogSelection(
         rank=None if every else rank, stdout=stdout or not stderr, stderr=stderr or not stdout

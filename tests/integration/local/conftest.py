@@ -19,8 +19,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.backends.base import Request
-from orchestrator.backends.exit_status import Exit
+from orchestrator.backends.base import Request, Status
 from orchestrator.backends.leases import DOMAIN_VARIABLE
 from orchestrator.backends.local.executor import LocalExecutor
 from orchestrator.submission import submitter
@@ -36,7 +35,9 @@ JOBS = '''
 import json, os, signal, sys, time
 from pathlib import Path
 from workloads.contract import RunResult
-from workloads.files.event_log import EventLog, RunDir, write_json
+from workloads.files.event_log import EventLog
+from workloads.files.json_file import write_json
+from workloads.files.run_dir import RunDir
 
 def job(run_dir, attempt_number):
     run = RunDir(Path(run_dir))
@@ -185,11 +186,11 @@ class Lab:
 
     def submit(self, *specs: RunSpec) -> list[Request]:
         """Send runs through the store, as the verbs do."""
-        done = submitter.send(self.workspace(), [(spec, ResourceShape()) for spec in specs], "local")
+        done = submitter.submit_runs(self.workspace(), [(spec, ResourceShape()) for spec in specs], "local")
         by_id = {spec.run_id: spec for spec in specs}
         return [
             Request(self.runs, by_id[s.run_id], Submission(token=s.token, target="local", attempt=s.attempt))
-            for s in done.sent
+            for s in done.submitted
         ]
 
     def starts(self) -> Counter[str]:
@@ -207,14 +208,14 @@ class Lab:
                     return pid
         raise AssertionError("no queue process")
 
-    def wait_exit(self, *requests: Request, within_s: float = 30.0) -> list[Exit]:
+    def wait_exit(self, *requests: Request, within_s: float = 30.0) -> list[Status]:
         """Verdicts of attempts, waited for."""
 
         def all_ended() -> bool:
-            return all(Exit.read(d.attempt) is not None for d in requests)
+            return all(Status.read_exit(d.directory) is not None for d in requests)
 
         wait_until(all_ended, within_s, "attempts end")
-        return [exit_ for d in requests if (exit_ := Exit.read(d.attempt)) is not None]
+        return [exit_ for d in requests if (exit_ := Status.read_exit(d.directory)) is not None]
 
 
 def wait_until(condition: Callable[[], Any], within_s: float = 20.0, what: str = "") -> Any:
@@ -241,7 +242,7 @@ def lab_processes(domain: str) -> list[int]:
 
 def seen(request: Request, rank: int = 0) -> dict[str, Any]:
     """What a rank saw of its world, waited for."""
-    path = request.attempt.path / f"seen.{rank}.json"
+    path = request.directory.path / f"seen.{rank}.json"
     wait_until(path.exists, what=f"rank {rank} starts")
     data: dict[str, Any] = json.loads(path.read_text())
     return data

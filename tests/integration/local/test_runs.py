@@ -38,14 +38,14 @@ def test_ranks_see_their_devices_and_nothing_else(lab: Lab) -> None:
         assert rank["environ"]["HF_HUB_OFFLINE"] == "1"
         assert len(rank["cores"]) == 1
     assert first["cores"] != second["cores"]
-    submission = json.loads(run.attempt.submission.read_text())
+    submission = json.loads(run.directory.submission.read_text())
     assert submission["job_id"].isdigit()
     assert submission["token"] == run.token
-    assert [p.name for p in run.attempt.logs(1)] == [
+    assert [p.name for p in run.directory.logs(1)] == [
         f"{submission['job_id']}_1_log.err",
         f"{submission['job_id']}_1_log.out",
     ]
-    assert "rank 1 says hello" in run.attempt.logs(1)[1].read_text()
+    assert "rank 1 says hello" in run.directory.logs(1)[1].read_text()
 
 
 def test_a_cpu_run_sees_no_gpu(lab: Lab) -> None:
@@ -88,7 +88,7 @@ def test_a_dead_rank_ends_its_run_within_10_s_and_no_other(lab: Lab) -> None:
     assert ended.reason == "program_error"
     assert ended.message.startswith("rank 1 ended with exit code 3, so the others were stopped")
     assert ended.exit_codes == (-signal.SIGKILL, 3)
-    child = json.loads((run.attempt.path / "child.json").read_text())
+    child = json.loads((run.directory.path / "child.json").read_text())
     assert not alive(rank_0["pid"])
     assert not alive(child)
     assert alive(seen(other)["pid"])
@@ -130,7 +130,7 @@ def test_success_needs_a_result(lab: Lab) -> None:
 def test_a_silent_rank_is_a_hang(lab: Lab) -> None:
     """Stopped in its tracks, so that no watchdog inside the job can act."""
     (run,) = lab.send(lab.spec(sleep=600, progress=True, hang_timeout_s=1))
-    wait_until(run.attempt.progress(0).exists)
+    wait_until(run.directory.progress(0).exists)
     os.kill(seen(run)["pid"], signal.SIGSTOP)
     (ended,) = lab.wait_exit(run)
     assert (ended.state, ended.reason) == (State.FAILED, "hang")
@@ -153,7 +153,7 @@ def test_the_time_limit_comes_with_a_warning(lab: Lab) -> None:
     assert 1.5 < time.time() - started < 8
     assert (ended.state, ended.reason) == (State.TIMEOUT, "time_limit")
     assert ended.message == "its time limit of 2 s was over"
-    assert (run.attempt.path / "warned.0").exists()
+    assert (run.directory.path / "warned.0").exists()
 
 
 def test_a_rank_that_heeds_the_warning_is_out_of_time_too(lab: Lab) -> None:
@@ -181,7 +181,7 @@ def test_launchers_around_us_do_not_reach_the_ranks(lab: Lab, monkeypatch: pytes
 def test_sigterm_to_the_supervisor_cancels(lab: Lab) -> None:
     (run,) = lab.send(lab.spec(sleep=600))
     rank = seen(run)
-    os.kill(int(json.loads(run.attempt.submission.read_text())["job_id"]), signal.SIGTERM)
+    os.kill(int(json.loads(run.directory.submission.read_text())["job_id"]), signal.SIGTERM)
     (ended,) = lab.wait_exit(run)
     assert (ended.state, ended.reason) == (State.CANCELLED, "signal")
     assert "SIGTERM" in ended.message
@@ -192,13 +192,13 @@ def test_kill_9_of_the_supervisor_frees_its_devices(lab: Lab) -> None:
     """The ranks die with it, the queue notices, the next run gets the device."""
     (run,) = lab.send(lab.spec(sleep=600, gpus=4, child=True))
     rank = seen(run)
-    wait_until((run.attempt.path / "child.json").exists)
-    os.kill(int(json.loads(run.attempt.submission.read_text())["job_id"]), signal.SIGKILL)
+    wait_until((run.directory.path / "child.json").exists)
+    os.kill(int(json.loads(run.directory.submission.read_text())["job_id"]), signal.SIGKILL)
     (ended,) = lab.wait_exit(run)
     assert (ended.state, ended.reason) == (State.LOST, "supervisor_lost")
     assert "its supervisor was killed" in ended.message
     assert not alive(rank["pid"])
-    assert not alive(json.loads((run.attempt.path / "child.json").read_text()))
+    assert not alive(json.loads((run.directory.path / "child.json").read_text()))
     wait_until(lambda: not leases.is_held(leases.gpu_name(UUIDS[3])))
     (after,) = lab.send(lab.spec(gpus=4))
     assert lab.wait_exit(after)[0].state is State.SUCCEEDED

@@ -15,7 +15,7 @@ import pytest
 
 from db.connect import open_store
 from db.queries import run_records
-from orchestrator.backends.exit_status import Exit
+from orchestrator.backends.base import Status
 from orchestrator.backends.local.records import QueueFolder
 from orchestrator.errors import InputError, OperationError
 from orchestrator.submission import submitter
@@ -129,7 +129,7 @@ def test_an_intent_without_a_spec_is_lost_not_stuck(lab: Lab) -> None:
     assert code == 0
     (row,) = json.loads(stdout)
     assert (row["state"], row["reason"]) == ("lost", "never_sent")
-    assert [d.attempt.number for d in lab.submit(spec)] == [2]
+    assert [d.directory.number for d in lab.submit(spec)] == [2]
 
 
 def test_an_outbox_of_a_dead_submit_is_cleared_in_time(lab: Lab) -> None:
@@ -187,7 +187,7 @@ def test_a_pickle_in_a_world_writable_folder_is_not_loaded(lab: Lab) -> None:
     """The folder of one run, opened between submit and start."""
     (run,) = lab.submit(lab.spec(gpus=4, cpus_per_rank=0, sleep=0.5))
     (waiting,) = lab.submit(lab.spec(gpus=4, cpus_per_rank=0))
-    waiting.attempt.path.chmod(0o777)
+    waiting.directory.path.chmod(0o777)
     done, refused = lab.wait_exit(run, waiting)
     assert done.state is State.SUCCEEDED
     assert (refused.state, refused.reason) == (State.FAILED, "start_failed")
@@ -279,4 +279,4 @@ def test_hostile_paths(tmp_path: Path, domain: str, monkeypatch: pytest.MonkeyPa
     code, stdout, _ = lab.run("logs", run.spec.run_id[:6])
     assert code == 0
     assert "rank 0 says hello" in stdout
-    assert Exit.read(run.attempt) == ended
+    assert Status.read_exit(run.directory) == ended

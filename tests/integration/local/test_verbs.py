@@ -15,8 +15,7 @@ import pytest
 
 from db.connect import open_store
 from db.submissions import record_intents, withdraw_intents
-from orchestrator.backends.base import Request
-from orchestrator.backends.exit_status import Exit
+from orchestrator.backends.base import Request, Status
 from orchestrator.backends.local.records import QueueFolder
 from workloads.contract import ResourceShape, State
 from workloads.files.run_dir import RunDir
@@ -224,7 +223,7 @@ def test_status_tells_state_reason_and_progress(lab: Lab) -> None:
         lab.spec(gpus=2, cpus_per_rank=0),
         lab.spec(cpus_per_rank=0, exit=0, code=3),
     )
-    wait_until(running.attempt.progress(0).exists)
+    wait_until(running.directory.progress(0).exists)
     lab.wait_exit(failed)
     rows = {row["run_id"]: row for row in status(lab)}
     first, second, third = (rows[d.spec.run_id] for d in (running, waiting, failed))
@@ -253,9 +252,9 @@ def test_a_reboot_leaves_lost_runs_that_retry_sends_again(lab: Lab) -> None:
     run, waiting = lab.submit(lab.spec(gpus=4, cpus_per_rank=0, sleep=600), lab.spec(gpus=4, cpus_per_rank=0))
     seen(run)
     power_cut(lab)
-    started = json.loads(run.attempt.supervisor.read_text())
+    started = json.loads(run.directory.supervisor.read_text())
     started["host"]["boot"] = "before"
-    run.attempt.supervisor.write_text(json.dumps(started))
+    run.directory.supervisor.write_text(json.dumps(started))
     rows = {row["run_id"]: row for row in status(lab, "--no-recover")}
     assert rows[run.spec.run_id]["state"] == "lost"
     assert rows[run.spec.run_id]["recovery_message"] == "to be sent again (1 of 1 for lost)"
@@ -304,7 +303,7 @@ def test_cancel_keeps_what_has_lost_its_folder_from_being_sent_again(lab: Lab) -
     seen(run)
     power_cut(lab)
     assert status(lab, "--no-recover")[0]["state"] == "lost"
-    shutil.rmtree(run.attempt.path)
+    shutil.rmtree(run.directory.path)
     code, stdout, stderr = lab.run("cancel", "--all")
     assert (code, stdout) == (0, "0 runs cancelled\n") and "1 run that had ended will not be sent again" in stderr
     (row,) = status(lab)
@@ -315,7 +314,7 @@ def test_cancel_keeps_what_has_lost_its_folder_from_being_sent_again(lab: Lab) -
 def test_cancel_ends_what_runs_without_its_folder(lab: Lab, gone: str) -> None:
     (run,) = lab.submit(lab.spec(gpus=1, cpus_per_rank=0, sleep=600))
     rank = seen(run)
-    shutil.rmtree(run.attempt.path / gone)
+    shutil.rmtree(run.directory.path / gone)
     code, stdout, stderr = lab.run("cancel", "--all")
     assert (code, stdout) == (0, "1 run cancelled\n"), stderr
     assert not alive(rank["pid"])
@@ -329,25 +328,25 @@ def test_cancel_stops_what_waits_and_what_runs(lab: Lab) -> None:
         lab.spec(gpus=4, cpus_per_rank=0, sleep=600, stubborn=True, child=True), lab.spec(gpus=1, cpus_per_rank=0)
     )
     rank = seen(running)
-    wait_until((running.attempt.path / "child.json").exists)
+    wait_until((running.directory.path / "child.json").exists)
     code, stdout, stderr = lab.run("cancel", "--all")
     assert (code, stdout) == (0, "2 runs cancelled\n"), stderr
     assert not alive(rank["pid"])
-    assert not alive(json.loads((running.attempt.path / "child.json").read_text()))
+    assert not alive(json.loads((running.directory.path / "child.json").read_text()))
     assert {row["state"] for row in status(lab)} == {"cancelled"}
-    assert not (waiting.attempt.path / "seen.0.json").exists()
-    before = Exit.read(running.attempt)
+    assert not (waiting.directory.path / "seen.0.json").exists()
+    before = Status.read_exit(running.directory)
     code, stdout, stderr = lab.run("cancel", running.spec.run_id)
     assert (code, stdout) == (0, "0 runs cancelled\n")
     assert "cancelled already" in stderr
-    assert Exit.read(running.attempt) == before
+    assert Status.read_exit(running.directory) == before
 
 
 IMPATIENT = "LocalExecutor.cancel_wait_s = 1.0"
 
 
 def supervisor(run: Request) -> int:
-    return int(json.loads(run.attempt.submission.read_text())["job_id"])
+    return int(json.loads(run.directory.submission.read_text())["job_id"])
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -355,7 +354,7 @@ def test_cancel_is_final_where_the_supervisor_does_not_answer(lab: Lab, full: bo
     """It is stopped and its ranks train on; with a full disk nothing can be written of it either."""
     (run,) = lab.submit(lab.spec(gpus=1, cpus_per_rank=0, sleep=600, stubborn=True, child=True))
     rank = seen(run)
-    wait_until((run.attempt.path / "child.json").exists)
+    wait_until((run.directory.path / "child.json").exists)
     pid = supervisor(run)
     os.kill(pid, signal.SIGSTOP)
     code, stdout, stderr = lab.run("cancel", "--all", patch=IMPATIENT + (FULL_EXIT if full else ""))
@@ -363,17 +362,17 @@ def test_cancel_is_final_where_the_supervisor_does_not_answer(lab: Lab, full: bo
     assert f"its supervisor, pid {pid} on this host, was asked and has not answered in 1 s" in stderr
     assert "so it and its ranks were killed" in stderr
     assert not alive(pid) and not alive(rank["pid"])
-    assert not alive(json.loads((run.attempt.path / "child.json").read_text()))
+    assert not alive(json.loads((run.directory.path / "child.json").read_text()))
     (row,) = status(lab)
     assert (row["state"], row["message"]) == ("cancelled", "stopped by orchestrate cancel")
 
 
 FULL_EXIT = """
 import errno, os
-from orchestrator.backends.exit_status import Exit
-def full(self, attempt):
+from orchestrator.backends.base import Status
+def full(self, directory, **_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-Exit.write = full
+Status.write_exit = full
 """
 
 
@@ -381,12 +380,12 @@ def test_status_says_when_the_disk_has_no_room_for_how_a_run_ended(lab: Lab) -> 
     """Its ranks are gone, and its supervisor waits for room: not a run that trains."""
     (run,) = lab.submit(lab.spec(gpus=1, cpus_per_rank=0, sleep=600))
     rank = seen(run)
-    run.attempt.exit.mkdir()  # nothing can be written there
+    run.directory.exit.mkdir()  # nothing can be written there
     os.kill(rank["pid"], signal.SIGKILL)
     wait_until(lambda: QueueFolder(lab.runs).is_unreported(run.token), what="the supervisor notes it")
     (row,) = status(lab)
     assert (row["state"], row["reason"]) == ("running", "disk_full") and not alive(rank["pid"])
-    run.attempt.exit.rmdir()
+    run.directory.exit.rmdir()
     assert lab.wait_exit(run)[0].state is State.FAILED
     wait_until(lambda: not QueueFolder(lab.runs).is_unreported(run.token))
     assert status(lab, "--no-recover")[0]["state"] == "failed"
@@ -398,9 +397,9 @@ def test_cancel_says_where_a_run_goes_on_that_is_out_of_its_reach(lab: Lab) -> N
     rank = seen(run)
     os.kill(lab.queue_pid(), signal.SIGKILL)
     os.kill(supervisor(run), signal.SIGSTOP)
-    started = json.loads(run.attempt.supervisor.read_text())
+    started = json.loads(run.directory.supervisor.read_text())
     started["host"]["name"] = "n7"
-    run.attempt.supervisor.write_text(json.dumps(started))
+    run.directory.supervisor.write_text(json.dumps(started))
     unseen = IMPATIENT + "\nfrom orchestrator.backends import leases, processes\n"
     unseen += "processes.find_supervisor = lambda token: None; leases.is_held = lambda name: False\n"
     unseen += "processes.kill_attempt = lambda *a, **k: True\n"
@@ -445,7 +444,7 @@ def test_logs_follow_until_the_end(lab: Lab) -> None:
     process = lab.command("logs", run.spec.run_id, "--follow", "--stdout")
     stdout, _ = process.communicate(timeout=30)
     assert (process.returncode, stdout) == (0, "rank 0 says hello\n")
-    assert run.attempt.result.exists() and Exit.read(first.attempt) is not None
+    assert run.directory.result.exists() and Status.read_exit(first.directory) is not None
 
 
 def test_a_run_that_has_printed_nothing(lab: Lab) -> None:
@@ -460,7 +459,7 @@ def test_a_run_that_succeeded_and_printed_nothing(lab: Lab, follow: tuple[str, .
     """No error, and what is said is true: empty files are named, and what clean removed is not taken for silence."""
     (run,) = lab.submit(lab.spec(cpus_per_rank=0))
     lab.wait_exit(run)
-    log = next(path for path in run.attempt.logs(0) if path.suffix == ".err")
+    log = next(path for path in run.directory.logs(0) if path.suffix == ".err")
     log.write_text("")
     code, stdout, stderr = lab.run("logs", run.spec.run_id, "--stderr", *follow)
     assert (code, stdout, stderr) == (0, "", f"run {run.spec.run_id} attempt 1 printed nothing there: empty {log}\n")
