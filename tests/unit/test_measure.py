@@ -19,9 +19,9 @@ CPU = torch.device("cpu")
 
 def _record(epochs: list[int]) -> list[Any]:
     """Record steps whose loss is 10 times their number, of 5 samples each, over two ranks that see the same."""
-    from workloads.measurement.timing import Clock, Recorder, Steps
+    from workloads.measurement.timing import Clock, Recorder, StepTimes
 
-    delivered: list[Steps] = []
+    delivered: list[StepTimes] = []
     recorder = Recorder(Clock(CPU), lambda tensor: tensor.mul_(2), delivered.append)
     step = 0
     for steps in epochs:
@@ -47,12 +47,12 @@ def test_every_step_is_delivered_once_and_in_order(epochs: list[int]) -> None:
 
 def test_warm_up_is_kept_apart() -> None:
     """Ten steps, a tenth of few, none of one."""
-    from workloads.measurement.timing import Steps, Tally, warmup_steps
+    from workloads.measurement.timing import StepTimes, Tally, warmup_steps
 
     assert [warmup_steps(n) for n in (1, 2, 20, 100, 5000)] == [0, 1, 2, 10, 10]
     tally = Tally(warmup=3)
     for first in (0, 2, 4):
-        tally.take(Steps(first, [1.0 + first, 2.0 + first], [1.0, 1.0], [8, 8]))
+        tally.take(StepTimes(first, [1.0 + first, 2.0 + first], [1.0, 1.0], [8, 8]))
     assert tally.warmup_time_s == 1.0 + 2.0 + 3.0
     assert tally.times_s == [4.0, 5.0, 6.0]
     assert (tally.samples, tally.steady_time_s, tally.median_step_s) == (24, 15.0, 5.0)
@@ -60,11 +60,11 @@ def test_warm_up_is_kept_apart() -> None:
 
 def test_the_first_step_of_a_new_batch_size_is_warm_up() -> None:
     """The odd last batch of the first epoch is apart, that of later epochs is steady."""
-    from workloads.measurement.timing import Steps, Tally
+    from workloads.measurement.timing import StepTimes, Tally
 
     tally = Tally(warmup=1)
     for first in (0, 3):
-        tally.take(Steps(first, [9.0 if first == 0 else 1.0, 1.0, 7.0 if first == 0 else 2.0], [1.0] * 3, [8, 8, 3]))
+        tally.take(StepTimes(first, [9.0 if first == 0 else 1.0, 1.0, 7.0 if first == 0 else 2.0], [1.0] * 3, [8, 8, 3]))
     assert tally.warmup_time_s == 9.0 + 7.0
     assert tally.times_s == [1.0, 1.0, 1.0, 2.0]
     assert tally.samples == 8 + 8 + 8 + 3
@@ -72,13 +72,13 @@ def test_the_first_step_of_a_new_batch_size_is_warm_up() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_no_number_is_noticed(bad: float) -> None:
-    from workloads.measurement.timing import Steps, Tally
+    from workloads.measurement.timing import StepTimes, Tally
 
     tally = Tally(warmup=0)
-    tally.take(Steps(0, [1.0, 1.0, 1.0], [1.0, bad, -bad], [1, 1, 1]))
+    tally.take(StepTimes(0, [1.0, 1.0, 1.0], [1.0, bad, -bad], [1, 1, 1]))
     assert tally.diverged and not math.isfinite(tally.epoch_loss_sum)
     tally.start_epoch()
-    tally.take(Steps(3, [1.0], [1.0], [1]))
+    tally.take(StepTimes(3, [1.0], [1.0], [1]))
     assert tally.diverged, "once diverged, always told"
 
 

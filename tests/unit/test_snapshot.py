@@ -189,10 +189,10 @@ def test_a_job_that_nobody_submitted_is_not_compared(tmp_path: Path) -> None:
     assert code_snapshot.check(tmp_path, "", thorough=True) == {} and code_snapshot.imported_outside(tmp_path, "") == []
 
 
-def test_a_job_whose_path_was_replaced_is_refused(tmp_path: Path, plugin: Path) -> None:
+def test_a_replaced_path_is_an_error(tmp_path: Path, plugin: Path) -> None:
     """A prologue or container that drops PYTHONPATH would measure what is there now."""
     name = name_of(tmp_path)
-    with pytest.raises(CodeChangedError, match=r"would be imported from .*, not from the submitted copy") as refused:
+    with pytest.raises(CodeChangedError, match=r"Python would import .* from .*, not from the submitted copy") as refused:
         code_snapshot.check(tmp_path / "runs", name, thorough=False)
     assert "let no prologue, launcher or container replace PYTHONPATH" in refused.value.hint
 
@@ -216,10 +216,10 @@ def remove_all(tmp_path: Path, plugin: Path) -> None:
     [
         (edit_copy, "the submitted code of frosty_ways was changed or damaged"),
         (remove_copy, "the submitted code of frosty_ways cannot be read"),
-        (remove_all, "the code that was submitted is gone"),
+        (remove_all, "the submitted code is missing"),
     ],
 )
-def test_a_job_whose_copies_are_not_what_they_were(
+def test_changed_or_missing_copies_are_an_error(
     tmp_path: Path, plugin: Path, damage: Callable[[Path, Path], None], message: str
 ) -> None:
     """Each with the place and the remedy; the class of failure is one of its own."""
@@ -228,7 +228,7 @@ def test_a_job_whose_copies_are_not_what_they_were(
     with pytest.raises(CodeChangedError, match=message) as refused:
         code_snapshot.check(tmp_path / "runs", name, thorough=True)
     assert refused.value.failure_class == "code_changed"
-    assert "orchestrate submit sends it again" in refused.value.hint and refused.value.where
+    assert "orchestrate submit to use the current code" in refused.value.hint and refused.value.where
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def test_versions_of_measured_packages_are_compared(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(software, "installed_packages", lambda: {"numpy": "2.1", "timm": "1.0", "rich": "14"})
     with pytest.raises(CodeChangedError) as refused:
         code_snapshot.check(tmp_path / "runs", name, thorough=True)
-    assert refused.value.why == "numpy 2.0 then, 2.1 now; timm not there then, 1.0 now; torch 2.6 then, not there now"
+    assert refused.value.why == "numpy 2.0 then, 2.1 now; timm missing then, 1.0 now; torch 2.6 then, missing now"
     assert "orchestrate retry" in refused.value.hint
     monkeypatch.setattr(software, "installed_packages", lambda: {"numpy": "2.0", "torch": "2.6"})
     assert code_snapshot.check(tmp_path / "runs", name, thorough=True)
@@ -264,7 +264,7 @@ def test_an_installed_package_is_compared_by_content(tmp_path: Path, plugin: Pat
     (plugin / "notes.txt").write_text("x")
     assert code_snapshot.check(tmp_path / "runs", name, thorough=True)["snapshot"]["frozen"] == {}
     (plugin / "__init__.py").write_text("A = 2\n")
-    with pytest.raises(CodeChangedError, match="frosty_ways: the installed package frosty_ways is not the one"):
+    with pytest.raises(CodeChangedError, match="frosty_ways: the installed package frosty_ways differs"):
         code_snapshot.check(tmp_path / "runs", name, thorough=True)
     (plugin / "__init__.py").unlink()
     plugin.rename(tmp_path / "away")

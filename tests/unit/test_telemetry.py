@@ -106,7 +106,7 @@ def test_means_over_the_training_and_everything_as_events(nvml: Any) -> None:
     assert set(phases) == {"train", "evaluate"} and len(phases) == sum(len(e["power_w"]) for e in log.events)
     assert log.events[0]["gpus"] == ["GPU-one", "GPU-two"]
     assert log.events[0]["power_w"][0] == [200.0, 100.5] and log.events[0]["utilization_pct"][0] == [40, 60]
-    assert all(len(e["at"]) <= telemetry.SAMPLES_AN_EVENT for e in log.events)
+    assert all(len(e["at"]) <= telemetry.SAMPLES_PER_EVENT for e in log.events)
 
 
 def test_what_a_slice_of_a_gpu_cannot_say_is_not_zero(nvml: Any) -> None:
@@ -178,7 +178,7 @@ def test_one_rank_of_a_node_asks_for_all_of_its_gpus() -> None:
             pulse=SimpleNamespace(phase="train"),
             events=_Log(),
         )
-        sampler = Training(job, backend, gpus=ranks[rank][2])._telemetry()
+        sampler = Training(job, backend, gpus=ranks[rank][2])._make_sampler()
         return sampler._gpus if sampler else None
 
     assert [asked(rank) for rank in range(4)] == [["GPU-c", "GPU-d"], ["GPU-a", "GPU-b"], None, None]

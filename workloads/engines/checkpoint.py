@@ -1,4 +1,4 @@
-"""Checkpoints: whole model and optimiser on the CPU, written so that a kill leaves the old one or the new one."""
+"""Checkpoints of model and optimizer on the CPU; a killed writer leaves the old one or the new one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 VERSION = 1
+_READ_ERRORS = (RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile)
 
 
 class DamagedCheckpointError(Exception):
-    """The file is there and cannot be used; it was moved aside and the message says where."""
+    """The file exists and cannot be used."""
 
 
 def cpu_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Model and optimiser as :meth:`workloads.strategies.shared.protocol.Strategy.state_dict` promises them."""
+    """Return what :meth:`workloads.strategies.shared.protocol.Strategy.state_dict` returns for a whole model."""
     return {"model": _to_cpu(module.state_dict()), "optimizer": _to_cpu(optimizer.state_dict())}
 
 
@@ -41,7 +42,7 @@ def _to_cpu(state: Any) -> Any:
 
 
 class _Stream(io.BufferedWriter):
-    """Remembers why bytes were refused: torch's zip writer only says at which one."""
+    """Keeps the error of a failed write; torch's PyTorchStreamWriter raises a RuntimeError that only has a position."""
 
     failure: OSError | None = None
 
@@ -54,14 +55,14 @@ class _Stream(io.BufferedWriter):
 
 
 def save(path: Path, run_id: str, state: dict[str, Any], progress: dict[str, Any]) -> None:
-    """Write a checkpoint: temp file in the same folder, fsync, rename.
+    """Write a checkpoint: temporary file in the same folder, fsync, rename.
 
     Args:
         state: a strategy's state.
-        progress: numbers, texts and lists of them: where training stands and what was measured.
+        progress: position of the training and measured values: numbers, texts and lists of them.
 
     Raises:
-        OSError: the disk is full or the folder not writable; the checkpoint before is untouched.
+        OSError: the disk is full or the folder is not writable; the previous checkpoint is untouched.
     """
     import torch
 
@@ -82,10 +83,10 @@ def save(path: Path, run_id: str, state: dict[str, Any], progress: dict[str, Any
 
 
 def load(path: Path, run_id: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The strategy's state and the progress of a checkpoint; None when there is none.
+    """Return a strategy's state and the progress of a checkpoint; None without a checkpoint.
 
     Raises:
-        DamagedCheckpointError: it is cut short, damaged, of another run or another version.
+        DamagedCheckpointError: it is truncated, damaged, of another run or another version.
     """
     if not path.exists():
         return None
@@ -94,16 +95,16 @@ def load(path: Path, run_id: str) -> tuple[dict[str, Any], dict[str, Any]] | Non
 
 
 def progress_of(path: Path, run_id: str) -> dict[str, Any]:
-    """The progress of a checkpoint, of which no parameter is read; empty when there is none that can be used.
+    """Return the progress of a checkpoint without reading its parameters; empty without a usable checkpoint.
 
-    For what must be known before there is a strategy that could take over its state.
+    For values that are needed before the strategy exists that could load the state.
     """
     if not path.exists():
         return {}
     try:
         progress: dict[str, Any] = _content(path, run_id, mmap=True)["progress"]
     except DamagedCheckpointError:
-        return {}  # whoever loads it says so
+        return {}  # load reports it
     return progress
 
 
@@ -115,24 +116,15 @@ def _content(path: Path, run_id: str, *, mmap: bool = False) -> dict[str, Any]:
         if content["version"] != VERSION or content["run_id"] != run_id:
             raise ValueError(f"version {content['version']} of run {content['run_id']}")
         return {name: content[name] for name in ("model", "optimizer", "progress")}
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-        KeyError,
-        TypeError,
-        EOFError,
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-    ) as error:
-        # torch's reader seeks to before the start of a small file that was cut short; a disk that fails says another.
+    except (*_READ_ERRORS, OSError) as error:
+        # torch's reader seeks before the start of a small truncated file: EINVAL. Other errors are the disk's.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         raise DamagedCheckpointError(f"{path}: {type(error).__name__}: {error}".partition("\n")[0]) from error
 
 
 def set_aside(path: Path) -> Path:
-    """Keep a damaged checkpoint for people to look at, out of the way of the next one."""
+    """Rename a damaged checkpoint, so that people can inspect it and the next one has its place."""
     aside = path.with_name(f"{path.name}.damaged")
     path.replace(aside)
     return aside

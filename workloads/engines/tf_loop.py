@@ -1,8 +1,8 @@
-"""The TensorFlow engine, whatever the strategy: one process over all devices. ``train`` is called once.
+"""The TensorFlow engine, for every TensorFlow strategy: one process over all devices.
 
-It trains what the torch engine trains: the same loop around the steps, images in the same order and crops, the same
-architecture from the same weights, the same optimiser. Where torch is not installed, Keras' own initial weights are
-taken and the result says so (``provenance.initial_weights``).
+It trains what the torch engine trains: the same loop around the steps, images in the same order with the same crops,
+the same architecture from the same weights, the same optimizer. Where torch is not installed, it starts from Keras'
+initial weights and records that in ``provenance.initial_weights``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workloads.measurement import memory, timing
 
 if TYPE_CHECKING:
     from workloads.engines.tf_input import TfBatch, TfLoader
-    from workloads.engines.tf_step import Steps
+    from workloads.engines.tf_step import KerasTrainer
 
 Answer = TypeVar("Answer")
 
@@ -32,12 +32,12 @@ _POLICIES = {"fp64": "float64", "bf16": "mixed_bfloat16"}
 
 
 def train(job: Job) -> None:
-    """Train, evaluate, checkpoint and measure one run; ``job.result`` holds everything but state and end.
+    """Train, evaluate, checkpoint and measure one run; fills ``job.result`` except state and end.
 
     Raises:
-        JobError: what the job was given, or what it found, is not what was planned.
-        InputError: what was asked for cannot be done.
-        Interrupted: the job was told to end.
+        JobError: the hardware or the data differ from the plan.
+        InputError: the configuration cannot be trained.
+        Interrupted: a signal asked the job to end.
     """
     config = job.spec.train
     declaration, options = settings.strategy(config)
@@ -46,48 +46,48 @@ def train(job: Job) -> None:
         raise InputError(f"{config.model} cannot be trained on {config.dataset} with TensorFlow: it takes images only")
     job.pulse.beat()
     size = settings.image_size(config, data)
-    # First, because torchvision 0.29 ends the process when it is imported after TensorFlow 2.21.
-    weights = _weights_of_torch(config, data, size, settings.data_root(job))
+    # Before TensorFlow: importing torchvision 0.29 after TensorFlow 2.21 kills the process.
+    weights = _torch_weights(config, data, size, settings.data_root(job))
     job.pulse.beat()
     _set_environment()
     from workloads.engines import tf_devices, tf_input
 
     devices = tf_devices.choose(job)
     job.pulse.beat()
-    steps = _prepared(job, options, declaration, devices, data, size)
+    trainer = _make_trainer(job, options, declaration, devices, data, size)
     if weights is not None:
-        steps.set_model(weights)
+        trainer.set_model(weights)
     tf_devices.describe_world(job, devices, "keras" if weights is None else "torch")
-    job.result.num_parameters = sum(int(v.shape.num_elements()) for v in steps.variables)
-    # What does not learn by gradients is running statistics.
-    has_batch_norm = any(not entry.trainable for entry in steps.entries)
+    job.result.num_parameters = sum(int(v.shape.num_elements()) for v in trainer.variables)
+    # All variables that are not trainable are running statistics.
+    has_batch_norm = any(not entry.trainable for entry in trainer.entries)
     job.result.batch_norm_treatment = settings.batch_norm_treatment(config, has_batch_norm)
     job.pulse.beat()
     loader = tf_input.TfLoader(data, config)
     job.result.num_train_samples = loader.num_train
-    Training(job, _TensorFlow(steps, loader, data.class_names, devices)).run()
+    Training(job, _TensorFlow(trainer, loader, data.class_names, devices)).run()
 
 
 def _set_environment() -> None:
-    """What TensorFlow and Keras read when they are imported."""
+    """Set what TensorFlow and Keras read when they are imported."""
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
-def _prepared(
+def _make_trainer(
     job: Job,
     options: registry.Options,
     declaration: registry.StrategyDeclaration,
     devices: tuple[str, ...],
     data: ImageData,
     size: int,
-) -> Steps:
-    """The model under its strategy."""
+) -> KerasTrainer:
+    """Make the model under its strategy."""
     import keras
     import tensorflow as tf
 
     from workloads.engines.tf_input import Preparation
-    from workloads.engines.tf_step import Steps
+    from workloads.engines.tf_step import KerasTrainer
     from workloads.models.keras_forms.layers import Maker
     from workloads.strategies.shared.keras_protocol import KerasTask
 
@@ -128,11 +128,11 @@ def _prepared(
         example=example,
     )
     strategy: Any = declaration.create()(task)
-    return Steps(config, strategy, own, Preparation(data, size, dtype), classes)
+    return KerasTrainer(config, strategy, own, Preparation(data, size, dtype), classes)
 
 
-def _weights_of_torch(config: TrainConfig, data: ImageData, size: int, root: Path | None) -> dict[str, Any] | None:
-    """What the torch engine starts from; None where the torch form cannot be built."""
+def _torch_weights(config: TrainConfig, data: ImageData, size: int, root: Path | None) -> dict[str, Any] | None:
+    """Return the weights that the torch engine starts from; None where torch or torchvision is not installed."""
     try:
         from workloads.engines import recipe
 
@@ -145,22 +145,24 @@ def _weights_of_torch(config: TrainConfig, data: ImageData, size: int, root: Pat
 
 
 class _TensorFlow:
-    """See :class:`workloads.engines.training.Backend`."""
+    """Implements :class:`workloads.engines.backend.Backend`."""
 
-    def __init__(self, steps: Steps, loader: TfLoader, class_names: tuple[str, ...], devices: tuple[str, ...]) -> None:
+    def __init__(
+        self, trainer: KerasTrainer, loader: TfLoader, class_names: tuple[str, ...], devices: tuple[str, ...]
+    ) -> None:
         from workloads.engines import tf_checkpoint
 
-        self._steps = steps
+        self._trainer = trainer
         self._loader = loader
         self._class_names = class_names
         self._devices = devices
         self.num_train, self.num_test = loader.num_train, loader.num_test
         self.steps_per_epoch = loader.steps_per_epoch
         self.batches: Callable[[int], Iterator[TfBatch]] = loader.train
-        self.train_step: Callable[[TfBatch], Any] = steps.train_step
-        self.seed = steps.seed
-        self.state_dict = steps.state_dict
-        self.load_state_dict = steps.load_state_dict
+        self.train_step: Callable[[TfBatch], Any] = trainer.train_step
+        self.seed = trainer.seed
+        self.state_dict = trainer.state_dict
+        self.load_state_dict = trainer.load_state_dict
         self.save = tf_checkpoint.save
         self.load = tf_checkpoint.load
 
@@ -177,14 +179,14 @@ class _TensorFlow:
     def gather(self, answer: Answer) -> list[Answer]:
         return [answer]
 
-    def recorder(self, deliver: Callable[[timing.Steps], None]) -> _Recorder:
+    def recorder(self, deliver: Callable[[timing.StepTimes], None]) -> _Recorder:
         return _Recorder(deliver)
 
     def set_rate(self, rate: float) -> None:
-        self._steps.optimizer.rate = rate
+        self._trainer.optimizer.rate = rate
 
     def rate(self) -> float:
-        return float(self._steps.optimizer.rate)
+        return float(self._trainer.optimizer.rate)
 
     def memory_bytes(self) -> tuple[int, int]:
         from workloads.engines import tf_devices
@@ -194,20 +196,22 @@ class _TensorFlow:
     def evaluate(self, between_batches: Callable[[], None]) -> evaluation.Evaluation:
         total: Any = 0.0
         for batch in self._loader.test():
-            total = total + self._steps.count(batch)
+            total = total + self._trainer.count(batch)
             between_batches()
         samples, loss_sum, *flat = total.numpy().tolist()
         classes = len(self._class_names)
         rows = [flat[i * classes : (i + 1) * classes] for i in range(3)]
-        return evaluation.evaluation(self._class_names, round(samples), loss_sum, rows, self.num_test)
+        return evaluation.from_counts(self._class_names, round(samples), loss_sum, rows, self.num_test)
 
 
 class _Recorder:
-    """Times and losses of steps. TensorFlow has no events that tell when a step was over, so the host waits: for the
-    step before the newest, which leaves the device one to work on.
+    """Times and losses of steps.
+
+    TensorFlow's Python API has no events with the time at which a step ended. So the host waits for each loss, one step
+    late, which leaves the device a step to work on.
     """
 
-    def __init__(self, deliver: Callable[[timing.Steps], None]) -> None:
+    def __init__(self, deliver: Callable[[timing.StepTimes], None]) -> None:
         self._deliver = deliver
         self._first_step = 0
         self._marks: list[float] = []
@@ -220,29 +224,29 @@ class _Recorder:
         self._marks = [time.perf_counter()]
 
     def record(self, loss: Any, samples: int) -> None:
-        before, self._newest = self._newest, loss
+        previous, self._newest = self._newest, loss
         self._samples.append(samples)
-        if before is not None:
-            self._read(before)
+        if previous is not None:
+            self._read(previous)
 
     def finish_epoch(self) -> None:
         if self._newest is not None:
             self._read(self._newest)
             self._newest = None
-        self._hand_over()
+        self._flush()
 
     def _read(self, loss: Any) -> None:
         self._losses.append(float(loss.numpy()))
         self._marks.append(time.perf_counter())
         if len(self._losses) == timing.WINDOW_STEPS:
-            self._hand_over()
+            self._flush()
 
-    def _hand_over(self) -> None:
+    def _flush(self) -> None:
         count = len(self._losses)
         if not count:
             return
         samples, self._samples = self._samples[:count], self._samples[count:]
         times_s = [later - earlier for earlier, later in zip(self._marks, self._marks[1:], strict=False)]
-        self._deliver(timing.Steps(self._first_step, times_s, self._losses, samples))
+        self._deliver(timing.StepTimes(self._first_step, times_s, self._losses, samples))
         self._first_step += count
         self._marks, self._losses = self._marks[-1:], []

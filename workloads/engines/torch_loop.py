@@ -1,4 +1,4 @@
-"""The torch engine, whatever the strategy. ``train`` is called once on every rank."""
+"""The torch engine, for every torch strategy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from workloads import loaders
 from workloads.contract import Topology, TrainConfig
@@ -24,12 +24,12 @@ from workloads.strategies.shared.protocol import PreparingStrategy, Strategy, Ta
 
 
 def train(job: Job) -> None:
-    """Train, evaluate, checkpoint and measure one run; ``job.result`` holds everything but state and end.
+    """Train, evaluate, checkpoint and measure one run on this rank; fills ``job.result`` except state and end.
 
     Raises:
-        JobError: what the job was given, or what it found, is not what was planned.
-        InputError: what was asked for cannot be done.
-        Interrupted: the job was told to end.
+        JobError: the hardware or the data differ from the plan.
+        InputError: the configuration cannot be trained.
+        Interrupted: a signal asked the job to end.
     """
     device = choose_device(job)
     config = job.spec.train
@@ -65,7 +65,15 @@ def train(job: Job) -> None:
     job.result.num_train_samples = loader.num_train
     if has_batch_norm:
         settings.check_batch_norm(config, loader.num_train)
-    task = make_task(config, module, loader, job.world, device, balance=lambda decide: _balance(job, decide))
+    task = make_task(
+        config,
+        module,
+        loader,
+        job.world,
+        device,
+        balance=lambda decide: _balance(job, decide),
+        host_group=communication.host_group,
+    )
     strategy: Strategy = declaration.create()(task)
     job.pulse.beat()
     backend = _Torch(strategy, loader, data.class_names, task.devices, communication)
@@ -77,7 +85,7 @@ def train(job: Job) -> None:
 
 
 def _balance(job: Job, decide: Callable[[], Sequence[int]]) -> tuple[int, ...]:
-    """See :attr:`workloads.strategies.shared.protocol.Task.balance`."""
+    """Implement :attr:`workloads.strategies.shared.protocol.Task.balance`."""
     before = checkpoint.progress_of(job.run.checkpoint, job.spec.run_id).get("balance_applied")
     job.result.balance_applied = list(before or decide())
     return tuple(job.result.balance_applied)
@@ -90,13 +98,15 @@ def make_task(
     world: World,
     device: torch.device,
     balance: Callable[[Callable[[], Sequence[int]]], tuple[int, ...]] = lambda decide: tuple(decide()),
+    host_group: distributed.ProcessGroup | None = None,
 ) -> Task:
-    """What the configured strategy is handed.
+    """Return the task of the configured strategy.
 
     Args:
-        module: as :func:`workloads.engines.recipe.build_model` makes it.
+        module: made by :func:`workloads.engines.recipe.build_model`.
         device: this rank's.
         balance: of the task; by default every balance is decided anew.
+        host_group: of the task.
     """
     declaration, options = settings.strategy(config)
     return Task(
@@ -112,13 +122,14 @@ def make_task(
         set_training=recipe.set_training(config),
         layers=lambda: recipe.layers(config, module),
         balance=balance,
+        host_group=host_group,
         example=recipe.example(loader),
         devices=devices_of(device, config, declaration.topology(options)),
     )
 
 
 class _Torch:
-    """See :class:`workloads.engines.training.Backend`."""
+    """Implements :class:`workloads.engines.backend.Backend`."""
 
     def __init__(
         self,
@@ -147,7 +158,7 @@ class _Torch:
         self.save = checkpoint.save
         self.load = checkpoint.load
 
-    def recorder(self, deliver: Callable[[timing.Steps], None]) -> timing.Recorder:
+    def recorder(self, deliver: Callable[[timing.StepTimes], None]) -> timing.Recorder:
         return timing.Recorder(self._clock, self._communication.add, deliver)
 
     def set_rate(self, rate: float) -> None:

@@ -195,7 +195,7 @@ class Training:
         self._job.pulse.beat()
         self._job.stop_signals.raise_if_stopped()
 
-    def _add_steps(self, steps: timing.Steps) -> None:
+    def _add_steps(self, steps: timing.StepTimes) -> None:
         self._tally.take(steps)
         self._job.events.write(
             "steps",

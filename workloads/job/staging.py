@@ -1,13 +1,13 @@
-"""A data set on the node's own disk: copied there once, by whichever rank of whichever job comes first.
+"""A data set on the node's own disk, copied there once by the first rank of any job that needs it.
 
-``ORCHESTRATE_STAGE`` names a folder of the node; the variables in it are the node's, such as ``$TMPDIR``. Below it:
+``ORCHESTRATE_STAGE`` names a folder on the node; variables in it, such as ``$TMPDIR``, are those of the node. Below it:
 
-    orchestrate-<uid>/<key>/          a data root with the one data set, whole; the key tells place and content
-    orchestrate-<uid>/<key>.lock      held by who copies, shared by who reads
-    orchestrate-<uid>/<key>.failed    why it could not be copied a moment ago: the other ranks need not try
+    orchestrate-<uid>/<key>/          a data root with one complete data set; the key identifies location and content
+    orchestrate-<uid>/<key>.lock      exclusive while copying, shared while reading
+    orchestrate-<uid>/<key>.failed    why copying failed recently, so that other ranks do not try again
 
-Whatever goes wrong, the data set is read from where it is, and a line in the log says why. What was copied is compared
-with the original by names, sizes and times, at each use; contents are compared by the data set's digest, as always.
+On any problem the job reads the original data set, and a line in the log says why. Each use compares names, sizes and
+times of copy and original; the digest of the data set covers contents, as without staging.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import itertools
 import os
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -32,30 +32,30 @@ from workloads.registry import DatasetDeclaration
 
 VARIABLE = "ORCHESTRATE_STAGE"
 SPARE_SHARE = 0.05
-"""Of the disk: left free for what jobs write there."""
+"""Share of the disk that stays free for other files of jobs."""
 RETRY_S = 600.0
 POLL_S = 0.2
 NUM_THREADS = 4
-FILES_AT_ONCE = 64
+FILES_PER_BATCH = 64
 BLOCK_BYTES = 16 << 20
-_NOT_DATA = frozenset({"lock", ".prepare.lock"})
-"""Lock files beside the data: they change all the time."""
+_LOCK_FILES = frozenset({"lock", ".prepare.lock"})
+"""Files beside the data that are not data and change all the time."""
 
 
 class _NotStagedError(Exception):
-    """Why a data set is read from where it is."""
+    """Why the job reads the original data set."""
 
 
 class _File(NamedTuple):
     name: str
-    """Below the data set's folder."""
+    """Relative to the data set's folder."""
     size: int
     mtime_ns: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Original:
-    """The data set where it is."""
+class _Source:
+    """The original data set."""
 
     root: Path
     folder: Path
@@ -70,126 +70,129 @@ class _Original:
         content = "".join(f"{name}\0{size}\0{mtime_ns}\n" for name, size, mtime_ns in self.files)
         return hashlib.sha256(os.fsencode(f"{self.folder}\n{content}")).hexdigest()[:16]
 
-    @property
-    def below(self) -> Path:
-        return self.folder.relative_to(self.root)
+    def folder_in(self, root: Path) -> Path:
+        """Return the data set's folder below another data root."""
+        return root / self.folder.relative_to(self.root)
+
+    def is_complete(self, copy: Path) -> bool:
+        """Whether a copy has every file with its size and time: cleaners of temporary folders delete single files."""
+        for file in self.files:
+            try:
+                found = (self.folder_in(copy) / file.name).stat()
+            except OSError:
+                return False
+            if (found.st_size, found.st_mtime_ns) != (file.size, file.mtime_ns):
+                return False
+        return copy.is_dir()
 
 
 _in_use: list[IO[str]] = []
-"""Locks of what this process reads; they go with the process."""
+"""Locks of the copies that this process reads; the kernel releases them when the process ends."""
 
 
 def data_root(job: Job, declaration: DatasetDeclaration) -> Path | None:
-    """The folder from which this rank reads its data set: on the node's disk where that is wanted and possible.
+    """Return the data root for this rank: on the node's disk where staging is requested and possible.
 
-    The time it takes is part of start-up; the event ``staging`` and the result's provenance tell it.
+    Copying counts as start-up time; the event ``staging`` and the result's provenance record it.
     """
     root = Path(job.spec.data_root) if job.spec.data_root else None
-    wanted = os.environ.get(VARIABLE, "")
-    if root is None or not wanted or declaration.folder is None:
+    stage = os.environ.get(VARIABLE, "")
+    if root is None or not stage or declaration.folder is None:
         return root
     started = time.monotonic()
     try:
-        folder = _stage_folder(wanted)
-        original = _original(root, declaration.folder(root, job.spec.train.dataset))
-        copied = _bring(original, folder, job.pulse.beat)
-        to, why = folder / original.key, ""
-        size = original.size_bytes
+        folder = _stage_folder(stage)
+        source = _scan(root, declaration.folder(root, job.spec.train.dataset))
+        copied = _ensure_copy(source, folder, job.pulse.beat)
+        to, why, size = folder / source.key, "", source.size_bytes
     except (_NotStagedError, OSError) as error:
-        to, why, copied, size = root, _words(error), False, 0
+        to, why, copied, size = root, _message(error), False, 0
     took_s = time.monotonic() - started
     facts = {"to": str(to), "copied": copied, "size_bytes": size, "staging_s": took_s, "why_not": why}
     job.events.write("staging", **facts)
     job.result.provenance["staging"] = facts
     if why:
-        print_error(f"the data set is not staged to {wanted}: {why}; it is read from {root}")
+        print_error(f"the data set is not staged to {stage}: {why}; the job reads it from {root}")
     elif copied:
         print_error(f"staged {size / 2**20:,.1f} MiB from {root} to {to} in {took_s:.1f} s")
     return to
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{error.filename or ''}: {error.strerror or error}".removeprefix(": ")
     return str(error)
 
 
-def _stage_folder(wanted: str) -> Path:
-    """Our folder on the node's disk; nobody else may write to it."""
-    place = os.path.expandvars(wanted)
-    if "$" in place or not os.path.isabs(place):  # noqa: PTH117 (may be empty)
-        raise _NotStagedError(f"{place or 'nothing'} is no absolute path on this node; is the variable set here?")
-    folder = Path(place) / f"orchestrate-{os.getuid()}"
+def _stage_folder(stage: str) -> Path:
+    """Return our folder on the node's disk, which nobody else may write to."""
+    path = os.path.expandvars(stage)
+    if "$" in path or not os.path.isabs(path):  # noqa: PTH117 (may be empty)
+        raise _NotStagedError(f"{path or 'nothing'} is no absolute path on this node; is the variable set here?")
+    folder = Path(path) / f"orchestrate-{os.getuid()}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise _NotStagedError(f"{folder} is somebody else's, or others may write to it")
+        raise _NotStagedError(f"{folder} belongs to another user, or others may write to it")
     return folder
 
 
-def _original(root: Path, folder: Path) -> _Original:
-    seen: set[str] = set()
+def _scan(root: Path, folder: Path) -> _Source:
+    visited: set[str] = set()
 
-    def walk(place: Path) -> Iterator[_File]:
-        if (real := os.path.realpath(place)) in seen:
-            return  # a link that leads to where we were
-        seen.add(real)
-        with os.scandir(place) as entries:
+    def walk(parent: Path) -> Iterator[_File]:
+        if (real := os.path.realpath(parent)) in visited:
+            return  # a link back to a folder that was already scanned
+        visited.add(real)
+        with os.scandir(parent) as entries:
             for entry in sorted(entries, key=lambda entry: os.fsencode(entry.name)):
                 if entry.is_dir():
                     yield from walk(Path(entry.path))
-                elif entry.is_file() and entry.name not in _NOT_DATA:
-                    about = entry.stat()
-                    yield _File(str(Path(entry.path).relative_to(folder)), about.st_size, about.st_mtime_ns)
+                elif entry.is_file() and entry.name not in _LOCK_FILES:
+                    found = entry.stat()
+                    yield _File(str(Path(entry.path).relative_to(folder)), found.st_size, found.st_mtime_ns)
 
-    return _Original(root, folder, tuple(walk(folder)))
+    return _Source(root, folder, tuple(walk(folder)))
 
 
-def _bring(original: _Original, folder: Path, beat: Callable[[], None]) -> bool:
-    """See to it that the copy is there and stays; whether this process made it.
+def _ensure_copy(source: _Source, folder: Path, beat: Callable[[], None]) -> bool:
+    """Wait for a complete copy or make one, and lock it for this process; return whether this process copied.
 
     Raises:
-        _NotStagedError: it cannot be had.
+        _NotStagedError: there is no copy, and making one failed or is not possible.
         OSError: likewise.
     """
-    lock = open(folder / f"{original.key}.lock", "a", encoding="utf-8")  # noqa: SIM115 (held until the process ends)
-    try:
-        copied = _brought(original, folder, lock, beat)
-    except BaseException:
-        lock.close()
-        raise
-    _in_use.append(lock)
-    return copied
-
-
-def _brought(original: _Original, folder: Path, lock: IO[str], beat: Callable[[], None]) -> bool:
-    failed = folder / f"{original.key}.failed"
+    copy, failed = folder / source.key, folder / f"{source.key}.failed"
     copied = False
-    while True:
-        if _take(lock, fcntl.LOCK_EX):
-            if not _is_whole(original, folder / original.key):
-                _insist_on_trying(failed)
-                try:
-                    _copy(original, folder, beat)
-                except (_NotStagedError, OSError) as error:
-                    failed.write_text(_words(error), encoding="utf-8")
-                    raise
-                copied = True
-            fcntl.flock(lock, fcntl.LOCK_SH)
-        elif not _take(lock, fcntl.LOCK_SH):
-            beat()
-            time.sleep(POLL_S)
-            continue
-        # Whoever makes room may have come in between.
-        if _is_whole(original, folder / original.key):
-            return copied
-        fcntl.flock(lock, fcntl.LOCK_UN)
-        _insist_on_trying(failed)
+    with contextlib.ExitStack() as on_error:
+        lock = on_error.enter_context(open(folder / f"{source.key}.lock", "a", encoding="utf-8"))
+        while True:
+            if _try_lock(lock, fcntl.LOCK_EX):
+                if not source.is_complete(copy):
+                    _require_no_recent_failure(failed)
+                    try:
+                        _copy(source, folder, beat)
+                    except (_NotStagedError, OSError) as error:
+                        failed.write_text(_message(error), encoding="utf-8")
+                        raise
+                    copied = True
+                fcntl.flock(lock, fcntl.LOCK_SH)
+            elif not _try_lock(lock, fcntl.LOCK_SH):
+                beat()
+                time.sleep(POLL_S)
+                continue
+            # flock(2) converts a lock by releasing it first: another process may have deleted the copy in between.
+            if source.is_complete(copy):
+                _in_use.append(lock)
+                on_error.pop_all()
+                return copied
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            _require_no_recent_failure(failed)
 
 
-def _take(lock: IO[str], kind: int) -> bool:
+def _try_lock(lock: IO[str], kind: int) -> bool:
     try:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -197,84 +200,65 @@ def _take(lock: IO[str], kind: int) -> bool:
     return True
 
 
-def _insist_on_trying(failed: Path) -> None:
-    """Raises _NotStagedError when it was tried a moment ago."""
+def _require_no_recent_failure(failed: Path) -> None:
+    """Raise _NotStagedError when copying failed a moment ago."""
     with contextlib.suppress(FileNotFoundError):
         if time.time() - failed.stat().st_mtime < RETRY_S:
             raise _NotStagedError(failed.read_text(encoding="utf-8"))
 
 
-def _is_whole(original: _Original, copy: Path) -> bool:
-    """Whether a copy has every file, of the right size and time: cleaners of temporary folders take single ones."""
-    for file in original.files:
-        try:
-            about = (copy / original.below / file.name).stat()
-        except OSError:
-            return False
-        if (about.st_size, about.st_mtime_ns) != (file.size, file.mtime_ns):
-            return False
-    return copy.is_dir()
-
-
-def _copy(original: _Original, folder: Path, beat: Callable[[], None]) -> None:
-    """Make the copy, whole or not at all."""
-    for left in folder.glob(f".{original.key}.*"):
-        shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
-    shutil.rmtree(folder / original.key, ignore_errors=True)
-    _make_room(original, folder)
-    unfinished = Path(tempfile.mkdtemp(dir=folder, prefix=f".{original.key}."))
+def _copy(source: _Source, folder: Path, beat: Callable[[], None]) -> None:
+    """Make the copy, complete or not at all."""
+    for leftover in folder.glob(f".{source.key}.*"):
+        shutil.rmtree(leftover, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(folder / source.key, ignore_errors=True)
+    _free_space(source, folder)
+    unfinished = Path(tempfile.mkdtemp(dir=folder, prefix=f".{source.key}."))
     try:
-        target = unfinished / original.below
-        for parent in {target, *((target / file.name).parent for file in original.files)}:
+        target = source.folder_in(unfinished)
+        for parent in {target, *((target / file.name).parent for file in source.files)}:
             parent.mkdir(parents=True, exist_ok=True)
-
-        _copy_files(original, target, beat)
-        if _original(original.root, original.folder) != original or not _is_whole(original, unfinished):
-            raise _NotStagedError("it changed while it was copied")
-        unfinished.rename(folder / original.key)
+        _copy_files(source, target, beat)
+        if _scan(source.root, source.folder) != source or not source.is_complete(unfinished):
+            raise _NotStagedError("the data set changed during the copy")
+        unfinished.rename(folder / source.key)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _copy_files(original: _Original, target: Path, beat: Callable[[], None]) -> None:
-    """Copy on several threads; there is a beat as long as bytes arrive."""
-    blocks = itertools.count()
+def _copy_files(source: _Source, target: Path, beat: Callable[[], None]) -> None:
+    """Copy on several threads; beats as long as bytes arrive."""
+    beating = threading.Lock()
 
     def copy(files: Sequence[_File]) -> None:
         for file in files:
-            with open(original.folder / file.name, "rb") as source, open(target / file.name, "wb") as copied:
-                while block := source.read(BLOCK_BYTES):
+            with open(source.folder / file.name, "rb") as original, open(target / file.name, "wb") as copied:
+                while block := original.read(BLOCK_BYTES):
                     copied.write(block)
-                    next(blocks)
+                    with beating:
+                        beat()
             os.utime(target / file.name, ns=(file.mtime_ns, file.mtime_ns))
 
-    files = original.files
+    starts = range(0, len(source.files), FILES_PER_BATCH)
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        left = {pool.submit(copy, files[i : i + FILES_AT_ONCE]) for i in range(0, len(files), FILES_AT_ONCE)}
-        seen = next(blocks)
         try:
-            while left:
-                done, left = wait(left, timeout=1.0, return_when=FIRST_COMPLETED)
-                for one in done:
-                    one.result()
-                if (now := next(blocks)) > seen + 1 or done:
-                    beat()
-                seen = now
+            for _ in pool.map(copy, (source.files[start : start + FILES_PER_BATCH] for start in starts)):
+                pass
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _make_room(original: _Original, folder: Path) -> None:
-    """Remove copies that nobody reads, one by one, until this one fits."""
+def _free_space(source: _Source, folder: Path) -> None:
+    """Delete copies that nobody reads, one by one, until this data set fits."""
     for other in [None, *sorted(folder.glob("*.lock"))]:
-        if other is not None and other.stem != original.key:
+        if other is not None and other.stem != source.key:
             with contextlib.suppress(OSError), open(other, "a", encoding="utf-8") as lock:
-                if _take(lock, fcntl.LOCK_EX):
+                if _try_lock(lock, fcntl.LOCK_EX):
                     shutil.rmtree(folder / other.stem, ignore_errors=True)
         disk = shutil.disk_usage(folder)
-        if disk.free - original.size_bytes >= SPARE_SHARE * disk.total:
+        if disk.free - source.size_bytes >= SPARE_SHARE * disk.total:
             return
     raise _NotStagedError(
-        f"{original.size_bytes / 2**20:,.1f} MiB do not fit: {disk.free / 2**20:,.1f} MiB are free there, "
-        f"and {SPARE_SHARE:.0%} of the disk stay so"
+        f"{source.size_bytes / 2**20:,.1f} MiB do not fit: {disk.free / 2**20:,.1f} MiB are free there, "
+        f"and {SPARE_SHARE:.0%} of the disk must stay free"
     )

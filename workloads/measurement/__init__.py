@@ -1,1 +1,1 @@
-"""Times, memory and GPU telemetry of a run."""
+"""Times of steps, memory and GPU telemetry of a run."""

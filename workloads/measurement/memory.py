@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def memory_bytes(*devices: torch.device) -> tuple[int, int]:
-    """(allocated now, peak): of the tensors on the device that has most of each, or of this process on a CPU."""
+    """Return (allocated now, peak): the maximum over the GPUs, of their tensors; on a CPU that of this process."""
     if devices[0].type == "cuda":
         import torch
 
@@ -20,7 +20,7 @@ def memory_bytes(*devices: torch.device) -> tuple[int, int]:
 
 
 def process_memory_bytes() -> tuple[int, int]:
-    """(resident now, peak) of this process."""
+    """Return (resident now, peak) of this process; VmRSS and VmHWM of proc_pid_status(5)."""
     status = Path("/proc/self/status").read_text()
     now, peak = (re.search(rf"^{key}:\s+(\d+) kB$", status, re.MULTILINE) for key in ("VmRSS", "VmHWM"))
     assert now is not None and peak is not None

@@ -1,7 +1,7 @@
-"""What NVML says of a run's GPUs, once a second beside the training: utilisation, power, energy, memory.
+"""Utilization, power, energy and memory of a run's GPUs, read from NVML once a second during training.
 
-One process a node asks, for all GPUs of the run there, in a thread that sleeps in between; GPUs are told by UUID, which
-means the same whatever ``CUDA_VISIBLE_DEVICES`` shows. Imports no framework; without NVML it says why there is nothing.
+One process per node queries all GPUs of the run there, in a thread. UUIDs name the GPUs, since NVML ignores
+``CUDA_VISIBLE_DEVICES``. Imports no framework; without NVML the result says why there are no values.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 from workloads.contract import RunResult
 
 SAMPLE_EVERY_S = 1.0
-SAMPLES_AN_EVENT = 10
+SAMPLES_PER_EVENT = 10
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """What GPUs did over some time, in the run's training."""
+    """Usage of GPUs during training."""
 
     problem: str = ""
-    """Why nothing is known; empty when something is."""
+    """Why there are no values; empty when there are."""
     gpus: int = 0
     samples: int = 0
-    """While steps ran; evaluations are left out."""
+    """Taken during training steps, not during evaluations."""
     utilization_pct: float | None = None
     """Mean over samples and GPUs."""
     power_w: float | None = None
@@ -36,50 +36,52 @@ class GpuUsage:
     energy_j: float | None = None
     """Sum over GPUs, evaluations and checkpoints included."""
     memory_used_bytes: int | None = None
-    """The most of any sample and GPU."""
+    """Maximum over samples and GPUs."""
 
     def fill(self, result: RunResult) -> None:
-        """Fill in the result's fields."""
+        """Fill in the fields of a result."""
         result.telemetry = self.problem or "nvml"
         result.gpu_utilization_pct, result.gpu_power_w = self.utilization_pct, self.power_w
         result.energy_j, result.gpu_memory_used_bytes = self.energy_j, self.memory_used_bytes
 
 
 def combine_nodes(nodes: Sequence[GpuUsage]) -> GpuUsage:
-    """Of all nodes at the same time."""
-    for node in nodes:
-        if node.problem:
-            return node
+    """Combine the usage of all nodes over the same time."""
+    if failed := next((node for node in nodes if node.problem), None):
+        return failed
     return GpuUsage(
         gpus=sum(n.gpus for n in nodes),
         samples=max((n.samples for n in nodes), default=0),
         utilization_pct=_mean([(n.gpus, n.utilization_pct) for n in nodes]),
         power_w=_sum([n.power_w for n in nodes]),
         energy_j=_sum([n.energy_j for n in nodes]),
-        memory_used_bytes=max((n.memory_used_bytes for n in nodes if n.memory_used_bytes is not None), default=None),
+        memory_used_bytes=_max(n.memory_used_bytes for n in nodes),
     )
 
 
 def combine_attempts(earlier: GpuUsage | None, now: GpuUsage) -> GpuUsage:
-    """Of the same GPUs one after another; what one of them lacks cannot be told of both."""
+    """Combine the usage of the same GPUs in two attempts; a value that one attempt lacks is missing in both."""
     if earlier is None or now.problem:
         return now
     if earlier.problem:
         return earlier
-    used = [n for n in (earlier.memory_used_bytes, now.memory_used_bytes) if n is not None]
     return GpuUsage(
         gpus=now.gpus,
         samples=earlier.samples + now.samples,
         utilization_pct=_mean([(a.samples, a.utilization_pct) for a in (earlier, now) if a.samples]),
         power_w=_mean([(a.samples, a.power_w) for a in (earlier, now) if a.samples]),
         energy_j=_sum([earlier.energy_j, now.energy_j]),
-        memory_used_bytes=max(used, default=None),
+        memory_used_bytes=_max((earlier.memory_used_bytes, now.memory_used_bytes)),
     )
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
+
+
+def _max(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _mean(weighted: Sequence[tuple[int, float | None]]) -> float | None:
@@ -89,7 +91,7 @@ def _mean(weighted: Sequence[tuple[int, float | None]]) -> float | None:
 
 
 class _Sample(NamedTuple):
-    """One moment; a value for each GPU, None where NVML has none, as for slices of a GPU."""
+    """One moment; one value per GPU, None where NVML has none, such as for MIG slices."""
 
     time: float
     """Seconds since the epoch."""
@@ -100,12 +102,12 @@ class _Sample(NamedTuple):
 
 
 class Sampler:
-    """Asks while it is open, a context manager; never the reason why a run fails.
+    """Samples the GPUs while it is open, as a context manager; its errors do not end the run.
 
     Args:
-        gpus: UUIDs, as ``nvidia-smi`` writes them.
-        phase: what the run is doing; samples of ``train`` are the ones that count.
-        write: takes an event's name and values.
+        gpus: UUIDs, as ``nvidia-smi`` prints them.
+        phase: returns the phase of the run; usage counts samples of ``train``.
+        write: writes an event, given its name and values.
     """
 
     def __init__(self, gpus: Sequence[str], phase: Callable[[], str], write: Callable[..., None]) -> None:
@@ -136,10 +138,10 @@ class Sampler:
         if self._thread.is_alive():
             self._stop.set()
             self._thread.join()
-            self._tell()
+            self._write_samples()
 
     def usage(self) -> GpuUsage:
-        """What is known so far."""
+        """Return the usage so far."""
         if self._problem:
             return GpuUsage(problem=self._problem)
         spent = [
@@ -157,7 +159,7 @@ class Sampler:
         )
 
     def _connect(self) -> str:
-        """Why NVML cannot be asked about the GPUs; empty when it can."""
+        """Connect to NVML; return why that failed, empty on success."""
         try:
             self._nvml = importlib.import_module("pynvml")
         except ImportError:
@@ -171,21 +173,20 @@ class Sampler:
 
     def _sample(self) -> None:
         while True:
-            self._take()
+            self._take_sample()
             if self._stop.wait(SAMPLE_EVERY_S):
                 return
 
-    def _take(self) -> None:
+    def _take_sample(self) -> None:
         phase = self._phase()
         sample = _Sample(
             time.time(),
             phase,
-            [self._ask(lambda h: self._nvml.nvmlDeviceGetUtilizationRates(h).gpu, h) for h in self._handles],
-            [self._ask(lambda h: self._nvml.nvmlDeviceGetPowerUsage(h) / 1e3, h) for h in self._handles],
-            [self._ask(lambda h: self._nvml.nvmlDeviceGetMemoryInfo(h).used, h) for h in self._handles],
+            self._query(lambda gpu: self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
+            self._query(lambda gpu: self._nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3),
+            self._query(lambda gpu: self._nvml.nvmlDeviceGetMemoryInfo(gpu).used),
         )
-        used = [self._memory_used_bytes, *sample.memory_used_bytes]
-        self._memory_used_bytes = max((n for n in used if n is not None), default=None)
+        self._memory_used_bytes = _max([self._memory_used_bytes, *sample.memory_used_bytes])
         if phase == "train":
             self._samples += 1
             utilization, power = _sum(sample.utilization_pct), _sum(sample.power_w)
@@ -194,10 +195,10 @@ class Sampler:
             if power is not None:
                 self._power_w.append(power)
         self._unwritten.append(sample)
-        if len(self._unwritten) == SAMPLES_AN_EVENT:
-            self._tell()
+        if len(self._unwritten) == SAMPLES_PER_EVENT:
+            self._write_samples()
 
-    def _tell(self) -> None:
+    def _write_samples(self) -> None:
         samples, self._unwritten = self._unwritten, []
         if samples:
             columns = dict(zip(_Sample._fields, map(list, zip(*samples, strict=True)), strict=True))
@@ -205,11 +206,15 @@ class Sampler:
             self._write("telemetry", gpus=self._gpus, **columns)
 
     def _energies_j(self) -> list[float | None]:
-        return [self._ask(lambda h: self._nvml.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3, h) for h in self._handles]
+        return self._query(lambda gpu: self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3)
 
-    def _ask(self, question: Callable[[Any], Any], handle: Any) -> Any:
-        """None where this GPU, or its driver, has no answer."""
-        try:
-            return question(handle)
-        except self._nvml.NVMLError:
-            return None
+    def _query(self, read: Callable[[Any], Any]) -> list[Any]:
+        """Return one value per GPU; None where the GPU or its driver does not support the query."""
+
+        def value(gpu: Any) -> Any:
+            try:
+                return read(gpu)
+            except self._nvml.NVMLError:
+                return None
+
+        return [value(gpu) for gpu in self._handles]

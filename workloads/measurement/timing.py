@@ -1,7 +1,7 @@
-"""Times of steps and memory of a rank, at a cost that does not show in what is measured. Engines only.
+"""Times and losses of steps, measured without slowing the steps down.
 
-On a GPU a step ends with an event in the device's queue. The host waits once a window, and then for the one *before*:
-that one is over by then, so the queue never runs dry. On a CPU the clock is read.
+On a GPU a step ends with an event in the CUDA stream. The host waits once per window, for the window *before*: that one
+has finished by then, so the stream always has work. On a CPU the host's clock suffices.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     Mark = float | torch.cuda.Event
 
 WINDOW_STEPS = 50
-"""Steps between two looks at times and losses."""
+"""Steps whose times and losses are read together."""
 
 WARMUP_STEPS = 10
-"""At most so many first steps are kept apart, and at most a tenth of all."""
+"""Upper limit of warm-up steps; at most a tenth of all steps."""
 
 
 def warmup_steps(steps: int) -> int:
-    """How many of an attempt's steps are warm-up."""
+    """Return how many of an attempt's steps are warm-up."""
     return min(WARMUP_STEPS, max(1, steps // 10)) if steps > 1 else 0
 
 
 class Clock:
-    """Marks in a device's stream of work, and the time between them.
+    """Marks in a device's stream, and the time between them.
 
     Args:
-        device: the one whose work is marked.
-        others: of the same kind, which work for the same process.
+        device: the device whose work is marked.
+        others: devices of the same kind that this process also uses.
     """
 
     def __init__(self, device: torch.device, *others: torch.device) -> None:
@@ -47,7 +47,7 @@ class Clock:
         self._devices = (device, *others)
 
     def mark(self) -> Mark:
-        """The moment when all that was queued so far is done."""
+        """Mark the end of the work queued so far."""
         if not self._on_gpu:
             return time.perf_counter()
         import torch
@@ -57,12 +57,12 @@ class Clock:
         return event
 
     def wait(self, mark: Mark) -> None:
-        """Until the moment has come."""
+        """Wait until the device has reached a mark."""
         if not isinstance(mark, float):
             mark.synchronize()
 
     def settle(self) -> float:
-        """Wait for all devices to finish everything; the host's clock then, in seconds."""
+        """Wait for all work of all devices; return the host's clock in seconds."""
         if self._on_gpu:
             import torch
 
@@ -72,7 +72,7 @@ class Clock:
 
     @staticmethod
     def between_s(marks: Sequence[Mark]) -> list[float]:
-        """Seconds from each mark to the next; all must have come."""
+        """Return the seconds from each mark to the next; the device must have reached all of them."""
         times = []
         for first, second in itertools.pairwise(marks):
             if isinstance(first, float):
@@ -86,23 +86,24 @@ class Clock:
 
 @dataclass(slots=True)
 class Window:
-    """Consecutive steps, whose times and losses are still on the device at first."""
+    """Consecutive steps whose times and losses may still be on the device."""
 
     first_step: int
     marks: list[Mark]
-    """One before the first step, then one after each."""
+    """One before the first step and one after each step."""
     losses: list[Tensor] = field(default_factory=list)
     """This rank's share of each step's summed loss."""
     samples: list[int] = field(default_factory=list)
-    """Of each step, over all ranks."""
+    """Samples of each step, over all ranks."""
     summed: Tensor | None = None
-    """Losses over all ranks, on their way to the host."""
-    arrived: Mark | None = None
+    """Losses summed over all ranks, being copied to the host."""
+    copied: Mark | None = None
+    """End of that copy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """What is known of consecutive steps of one epoch."""
+class StepTimes:
+    """Times and losses of consecutive steps of one epoch."""
 
     first_step: int
     times_s: list[float]
@@ -117,14 +118,14 @@ class Steps:
 
 
 class Recorder:
-    """Times and losses of every step, window by window.
+    """Records times and losses of every step, window by window.
 
     Args:
         add: sums a tensor over ranks, in place.
-        deliver: called with each window, in order, a window late.
+        deliver: called with each window in order, one window late.
     """
 
-    def __init__(self, clock: Clock, add: Callable[[Tensor], Tensor], deliver: Callable[[Steps], None]) -> None:
+    def __init__(self, clock: Clock, add: Callable[[Tensor], Tensor], deliver: Callable[[StepTimes], None]) -> None:
         self._clock = clock
         self._add = add
         self._deliver = deliver
@@ -132,53 +133,53 @@ class Recorder:
         self._waiting: Window | None = None
 
     def start_epoch(self, step: int) -> None:
-        """The next step is ``step``."""
+        """Start before the step with number ``step``."""
         self._open = Window(step, [self._clock.mark()])
 
     def record(self, loss: Tensor, samples: int) -> None:
-        """A step was queued; never waits except at the end of a window."""
+        """Record a queued step; waits only at the end of a window."""
         window = self._open
-        assert window is not None, "start_epoch comes first"
+        assert window is not None, "call start_epoch first"
         window.losses.append(loss)
         window.samples.append(samples)
         window.marks.append(self._clock.mark())
         if len(window.losses) == WINDOW_STEPS:
-            self._seal(window)
+            self._close(window)
             self._open = Window(window.first_step + WINDOW_STEPS, [window.marks[-1]])
 
     def finish_epoch(self) -> None:
         """Wait for all steps and deliver them."""
         if self._open is not None and self._open.losses:
-            self._seal(self._open)
+            self._close(self._open)
         self._open = None
-        self._hand_over()
+        self._deliver_waiting()
 
-    def _seal(self, window: Window) -> None:
+    def _close(self, window: Window) -> None:
         import torch
 
         summed = self._add(torch.stack(window.losses).double())
         window.losses.clear()
         window.summed = summed.to("cpu", non_blocking=True)
-        window.arrived = self._clock.mark()
-        self._hand_over()
+        window.copied = self._clock.mark()
+        self._deliver_waiting()
         self._waiting = window
 
-    def _hand_over(self) -> None:
+    def _deliver_waiting(self) -> None:
         window, self._waiting = self._waiting, None
         if window is None:
             return
-        assert window.summed is not None and window.arrived is not None
-        self._clock.wait(window.arrived)
+        assert window.summed is not None and window.copied is not None
+        self._clock.wait(window.copied)
         self._deliver(
-            Steps(window.first_step, self._clock.between_s(window.marks), window.summed.tolist(), window.samples)
+            StepTimes(window.first_step, self._clock.between_s(window.marks), window.summed.tolist(), window.samples)
         )
 
 
 class Tally:
-    """Sums up the steps of an attempt; warm-up apart.
+    """Sums over the steps of an attempt, with warm-up steps apart.
 
-    Warm-up are the first steps, and later the first one of a batch size not seen before, as an epoch's odd last batch
-    is: libraries choose and load kernels for each new shape.
+    Warm-up are the first steps, and later the first step of each new batch size, such as the smaller last batch of an
+    epoch: libraries such as cuDNN choose and load kernels for each new shape.
     """
 
     def __init__(self, warmup: int) -> None:
@@ -188,7 +189,7 @@ class Tally:
         """A loss was NaN or infinite."""
         self.warmup_time_s = 0.0
         self.times_s: list[float] = []
-        """Steady steps."""
+        """Of the steady steps."""
         self.samples = 0
         """Of the steady steps."""
         self.epoch_loss_sum = 0.0
@@ -197,8 +198,8 @@ class Tally:
     def start_epoch(self) -> None:
         self.epoch_loss_sum, self.epoch_samples = 0.0, 0
 
-    def take(self, steps: Steps) -> None:
-        """The next window."""
+    def take(self, steps: StepTimes) -> None:
+        """Add a window."""
         self.diverged = self.diverged or not all(map(math.isfinite, steps.loss_sums))
         self.epoch_loss_sum += math.fsum(steps.loss_sums) if not self.diverged else sum(steps.loss_sums)
         self.epoch_samples += sum(steps.samples)
@@ -217,14 +218,14 @@ class Tally:
 
     @property
     def median_step_s(self) -> float:
-        """0 without steady steps."""
+        """Median time of a steady step; 0 without any."""
         return statistics.median(self.times_s) if self.times_s else 0.0
 
 
 def process_age_s() -> float:
-    """Seconds since this process was started, the interpreter's own start included."""
+    """Return the seconds since this process started, including the start of the interpreter."""
     try:
-        # The process name, in parentheses, may hold blanks and parentheses itself.
+        # Field 2, the name in parentheses, may hold blanks and parentheses; field 22 is starttime (proc_pid_stat(5)).
         values = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         started_s = int(values[19]) / os.sysconf("SC_CLK_TCK")
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s

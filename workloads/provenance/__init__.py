@@ -1,1 +1,1 @@
-"""Which code, packages and machine produced a result."""
+"""Code, packages and machine that a result was measured with."""

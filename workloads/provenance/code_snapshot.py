@@ -1,12 +1,12 @@
-"""What was submitted is what runs: the code of a submission, as a job finds it and checks it within seconds.
+"""The code of a submission, and the job's check that it runs exactly that code.
 
-    RUNS/snapshots/<id>/manifest.json    the code of one submission (Manifest); the name is the content's digest
-    RUNS/snapshots/<id>/experiment.toml  the experiment as it was then
-    RUNS/snapshots/code-<digest>/        packages from source trees, copied; first on the path of jobs
+    RUNS/snapshots/<id>/manifest.json    the code of one submission (Manifest); the id is the digest of the content
+    RUNS/snapshots/<id>/experiment.toml  the experiment as submitted
+    RUNS/snapshots/code-<digest>/        copies of packages from source trees; first on the path of jobs
 
-Packages that lie in source trees (an editable install, a folder of PYTHONPATH) are copied, because people edit them
-while a job waits. What is installed is not: its digest or version is noted, and a job that finds another one fails by
-name. ``orchestrator.environment.snapshot`` writes all this. Standard library only.
+Packages in source trees (an editable install, a folder of PYTHONPATH) are copied, because people edit them while a job
+is pending. Installed packages are not copied: the manifest has their digest or version, and a job that finds another
+one fails. ``orchestrator.environment.snapshot`` writes all this. Standard library only.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from workloads.provenance import software
 
 METADATA_SUFFIX = ".dist-info"
 _CODE_SUFFIXES = (".py", ".so")
-"""What of an installed package counts: bytecode, tests' data and licences come and go."""
+"""Files of an installed package that its digest covers: no bytecode, test data or licences."""
 _NEVER = frozenset({"__pycache__"})
-_AGAIN = "orchestrate submit sends it again with what is there now"
+_RESUBMIT = "run orchestrate submit to use the current code"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +43,13 @@ class Manifest:
     code: str = ""
     """Digest that names the folder of copies; empty when nothing had to be copied."""
     frozen: Mapping[str, str] = field(default_factory=dict)
-    """Entry of that folder (a package, a module's file, a distribution's metadata) -> digest."""
+    """Entry of that folder (a package, a module file, a distribution's metadata) -> digest."""
     installed: Mapping[str, str] = field(default_factory=dict)
-    """Importable name of an installed package that belongs to the code -> digest of its sources."""
+    """Import name of an installed package that the run needs -> digest of its sources."""
     packages: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Interpreter of jobs -> the measured packages it has, with versions."""
+    """Interpreter of jobs -> versions of the packages that may change a measurement."""
     experiment: str = ""
-    """Digest of the experiment's file and of what replaced keys in it; empty when it is not known."""
+    """Digest of the experiment file and of ``--set``; empty when unknown."""
 
     @classmethod
     def read(cls, runs: Path, snapshot: str) -> Self:
@@ -64,22 +64,22 @@ class Manifest:
         return asdict(self)
 
     def code_folder(self, runs: Path) -> Path | None:
-        """The folder that comes first on the path of jobs; None when nothing was copied."""
+        """Return the folder that comes first on the path of jobs; None when nothing was copied."""
         return snapshots_folder(runs) / f"code-{self.code}" if self.code else None
 
 
 def snapshot_folder(runs: Path, snapshot: str) -> Path:
-    """The folder of a submission's snapshot."""
+    """Return the folder of a submission's snapshot."""
     return snapshots_folder(runs) / snapshot
 
 
 def pythonpath(runs: Path, snapshot: str, before: str) -> str:
-    """A value of PYTHONPATH under which Python finds the copies before anything else.
+    """Return a PYTHONPATH with the copies first.
 
-    Where they are gone it is as it was: the job finds that out, and says so.
+    Returns ``before`` where the copies are missing; the job's own check reports that.
 
     Args:
-        before: what the variable is without them.
+        before: the variable's value without the copies.
     """
     folder = None
     if snapshot:
@@ -89,7 +89,7 @@ def pythonpath(runs: Path, snapshot: str, before: str) -> str:
 
 
 def files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Every file below a folder by its relative name, in order; links are files here."""
+    """Yield every file below a folder with its relative name, in order; a link counts as a file."""
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
         if not _NEVER & set(relative.parts) and (path.is_symlink() or not path.is_dir()):
@@ -97,14 +97,14 @@ def files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def digest(path: Path, suffixes: tuple[str, ...] = ()) -> str:
-    """Digest of a file, or of all files below a folder; of a link, where it leads to.
+    """Return the digest of a file, or of all files below a folder; of a link, the digest of its target's path.
 
     Args:
-        path: what to look at.
-        suffixes: only files with these endings.
+        path: a file or folder.
+        suffixes: endings of the files to include; none for all.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: a file cannot be read.
     """
     found = hashlib.sha256()
     for name, file in files(path) if path.is_dir() else [("", path)]:
@@ -116,7 +116,7 @@ def digest(path: Path, suffixes: tuple[str, ...] = ()) -> str:
 
 
 def installed_digest(name: str) -> str:
-    """Digest of a package as this interpreter would import it; empty when it would not find it."""
+    """Return the digest of a package as this interpreter would import it; empty when it is not installed."""
     found = hashlib.sha256()
     locations = origins(name)
     for location in locations:
@@ -125,15 +125,18 @@ def installed_digest(name: str) -> str:
 
 
 def run_code_digest(spec: RunSpec) -> str:
-    """In the job: digest of the sources that carry a run out. With plug-ins it is what was submitted, which
-    :func:`check` has found here: a copy is laid out otherwise than its source, and has another digest."""
+    """Return, in the job, the digest of the run's code.
+
+    With plug-ins it is the submitted digest, which :func:`check` has verified: copies of plug-ins have other paths than
+    their sources and therefore another digest.
+    """
     if spec.snapshot and spec.code_digest and registry.foreign_packages(spec.train):
         return spec.code_digest
     return software.code_digest()
 
 
 def origins(name: str) -> list[Path]:
-    """Folders, or the one file, from which a top-level name would be imported; nothing is imported."""
+    """Return the folders, or the one file, from which a top-level name would be imported; imports nothing."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
@@ -142,54 +145,50 @@ def origins(name: str) -> list[Path]:
 
 
 def _locations(spec: importlib.machinery.ModuleSpec) -> list[Path]:
-    # Links are followed, also those by which an installer put a source tree into site-packages.
+    # Follow links: some installers link a source tree into site-packages.
     if spec.submodule_search_locations is not None:
         return [Path(os.path.realpath(path)) for path in spec.submodule_search_locations if Path(path).is_dir()]
     return [Path(os.path.realpath(spec.origin))] if spec.has_location and spec.origin else []
 
 
 def check(runs: Path, snapshot: str, *, thorough: bool) -> dict[str, Any]:
-    """Compare what this job would import with what was submitted; what to keep of it with the result.
+    """Compare the code that this job would import with the submitted code; return its provenance for the result.
 
     Args:
         runs: the runs folder.
-        snapshot: its name; empty for a run that nobody submitted, of which nothing is known.
-        thorough: also read every file; one rank of a node does that for all.
+        snapshot: id of the snapshot; empty for a run that was not submitted, which has none.
+        thorough: also read every file; one rank per node does that for all.
 
     Raises:
-        CodeChangedError: it is something else, or the snapshot is gone.
+        CodeChangedError: the code differs, or the snapshot is missing.
     """
     if not snapshot:
         return {}
     try:
         manifest = Manifest.read(runs, snapshot)
     except (OSError, ValueError) as error:
-        raise CodeChangedError(
-            "the code that was submitted is gone",
-            where=str(snapshot_folder(runs, snapshot)),
-            why=str(error),
-            hint=_AGAIN,
-        ) from error
+        where = str(snapshot_folder(runs, snapshot))
+        raise CodeChangedError("the submitted code is missing", where=where, why=str(error), hint=_RESUBMIT) from error
     _check_frozen(manifest, manifest.code_folder(runs), thorough=thorough)
     if thorough:
         _check_installed(manifest)
         _check_packages(manifest)
-    told = {"snapshot": {"id": snapshot, "frozen": dict(manifest.frozen), "installed": dict(manifest.installed)}}
+    code = {"snapshot": {"id": snapshot, "frozen": dict(manifest.frozen), "installed": dict(manifest.installed)}}
     git = _git(runs, snapshot)
-    return told | ({"git": git} if git else {})
+    return code | ({"git": git} if git else {})
 
 
 def imported_outside(runs: Path, snapshot: str) -> list[str]:
-    """Modules that were imported from source trees and are not in the snapshot, as computed names may bring about."""
+    """Return imported modules from source trees that the snapshot lacks, such as those imported by a computed name."""
     if not snapshot:
         return []
     ours = snapshots_folder(runs)
     found = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        # Below the top there are modules that compilers write, such as torch's, into folders of their own.
+        # Submodules may be generated: torch's compiler writes some into folders of its own.
         if "." not in name and name != "__main__" and isinstance(file, str):
-            # Distributions keep a part of the standard library, sitecustomize, elsewhere behind a link.
+            # Debian links parts of the standard library, such as sitecustomize, to other folders.
             if Path(file).parent == Path(os.__file__).parent:
                 continue
             origin = Path(os.path.realpath(file))
@@ -203,7 +202,7 @@ _INTERPRETERS = tuple({str(Path(os.path.realpath(os.__file__)).parent), os.path.
 
 
 def in_source_tree(location: Path) -> bool:
-    """Whether a module's place, links followed, is one that people edit: no installer put it there."""
+    """Whether people may edit a module at this resolved location, since no installer put it there."""
     if _INSTALLED_PARTS & set(location.parts):
         return False
     return not any(location.is_relative_to(folder) for folder in _INTERPRETERS)
@@ -218,20 +217,19 @@ def _check_frozen(manifest: Manifest, folder: Path | None, *, thorough: bool) ->
         try:
             same = not thorough or digest(copy) == submitted
         except OSError as error:
-            raise CodeChangedError(
-                f"the submitted code of {entry} cannot be read", where=str(copy), why=str(error), hint=_AGAIN
-            ) from error
+            what = f"the submitted code of {entry} cannot be read"
+            raise CodeChangedError(what, where=str(copy), why=str(error), hint=_RESUBMIT) from error
         if not same:
             raise CodeChangedError(
                 f"the submitted code of {entry} was changed or damaged",
                 where=str(copy),
-                why="these copies belong to jobs and are not meant for editing",
-                hint=_AGAIN,
+                why="these copies belong to jobs; nobody may edit them",
+                hint=_RESUBMIT,
             )
         name = Path(entry).stem
         if not entry.endswith(METADATA_SUFFIX) and copy not in (found := origins(name)):
             raise CodeChangedError(
-                f"{name} would be imported from {found[0] if found else 'nowhere'}, not from the submitted copy",
+                f"Python would import {name} from {found[0] if found else 'nowhere'}, not from the submitted copy",
                 where=str(copy),
                 why=f"PYTHONPATH is {os.environ.get('PYTHONPATH', '')!r} in this job",
                 hint="let no prologue, launcher or container replace PYTHONPATH; they may append to it",
@@ -241,34 +239,34 @@ def _check_frozen(manifest: Manifest, folder: Path | None, *, thorough: bool) ->
 def _check_installed(manifest: Manifest) -> None:
     for name, submitted in manifest.installed.items():
         now = installed_digest(name)
-        # A plug-in that is only where people submit is not imported here; a run that is one of it says so itself.
+        # A plug-in may be installed only on the login node. A run that needs it fails on its own.
         if now and now != submitted:
             raise CodeChangedError(
-                f"the installed package {name} is not the one that was submitted",
+                f"the installed package {name} differs from the submitted one",
                 where=str(origins(name)[0]),
                 why=f"digest {now}, submitted {submitted or 'without it'}",
-                hint=f"install again what was there then and orchestrate retry, or {_AGAIN}",
+                hint=f"install the submitted version again and orchestrate retry, or {_RESUBMIT}",
             )
 
 
 def _check_packages(manifest: Manifest) -> None:
     known = manifest.packages
-    # A wrapper may run another path than the one that was asked; where there is one only, it is meant.
+    # A wrapper script may start another interpreter than the configured path; with one interpreter it must be that.
     submitted = known.get(sys.executable) or (next(iter(known.values())) if len(known) == 1 else None)
     if not submitted:
         return
     now = software.measured_versions(software.installed_packages())
     changed = [
-        f"{name} {submitted.get(name, 'not there')} then, {now.get(name, 'not there')} now"
+        f"{name} {submitted.get(name, 'missing')} then, {now.get(name, 'missing')} now"
         for name in sorted(submitted.keys() | now.keys())
         if submitted.get(name) != now.get(name)
     ]
     if changed:
         raise CodeChangedError(
-            "the installed packages are not those that were submitted",
+            "the installed packages differ from those at submission",
             where=sys.executable,
             why="; ".join(changed),
-            hint=f"install those versions again and orchestrate retry, or {_AGAIN}",
+            hint=f"install those versions again and orchestrate retry, or {_RESUBMIT}",
         )
 
 

@@ -1,4 +1,4 @@
-"""What an attempt ran with: code, packages, machine and environment, as evidence beside its result."""
+"""Code, packages, machine and environment of one attempt, kept with its result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RECORDED_VARIABLES = re.compile(r"(CUDA|NCCL|GLOO|OMP|MKL|TORCH|PYTORCH|SLURM_(
 
 
 def collect(code: str) -> dict[str, Any]:
-    """What can be told without a framework; the engine adds what its framework knows.
+    """Collect what is known without a framework; engines add the facts of theirs.
 
     Args:
         code: digest of the run's code, ``code_snapshot.run_code_digest``.
@@ -50,7 +50,7 @@ def _cpu_model() -> str | None:
 
 
 def _driver() -> str | None:
-    """The NVIDIA kernel driver's version."""
+    """Return the version of the NVIDIA kernel driver."""
     try:
         return Path("/sys/module/nvidia/version").read_text().strip()
     except OSError:

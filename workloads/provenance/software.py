@@ -1,7 +1,4 @@
-"""Where a number comes from: code, packages, machine. Standard library only; the login side compares the digests.
-
-``code_digest`` and ``packages_digest`` decide whether a result is stale; the rest is evidence for people.
-"""
+"""Digests of code and packages, which decide whether a result is stale. Standard library only."""
 
 from __future__ import annotations
 
@@ -20,24 +17,24 @@ MEASURED_PACKAGES = frozenset(
     {"deepspeed", "horovod", "numpy", "pillow", "scikit-learn", "tensorflow", "tensorflow-cpu", "timm", "torch"}
     | {"torchgpipe", "torchvision", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"}
 )
-"""Distributions whose version may change what is learned or how fast; others do not make results stale."""
+"""Distributions whose version may change accuracy or speed; others do not make results stale."""
 
 _TOOL_TIMEOUT_S = 10
 
 
 def canonical_name(name: str) -> str:
-    """A distribution's name as the packaging standards normalise it, so that ``Scikit_Learn`` is ``scikit-learn``."""
+    """Normalize a distribution's name as PEP 503 does: ``Scikit_Learn`` becomes ``scikit-learn``."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 _METADATA_FOLDER = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*)(?:-py[\d.]+)?\.(?:dist|egg)-info")
-"""How installers name it, says the PyPA specification "Recording installed projects"."""
+"""Names from the PyPA specification "Recording installed projects"."""
 
 
 def installed_packages() -> dict[str, str]:
-    """Canonical name -> version of every distribution this interpreter has; imports nothing.
+    """Return canonical name -> version of every distribution of this interpreter; imports nothing.
 
-    From the names of the metadata folders: reading the files in them takes a second where hundreds are installed.
+    Reads the names of metadata folders only: reading the files in them takes a second for hundreds of distributions.
     """
     found: dict[str, str] = {}
     for folder in sys.path:
@@ -49,23 +46,23 @@ def installed_packages() -> dict[str, str]:
 
 
 def packages_digest(versions: Mapping[str, str]) -> str:
-    """Digest of the versions that may change a measurement.
+    """Return the digest of the versions of :data:`MEASURED_PACKAGES`.
 
     Args:
-        versions: canonical name -> version; others than :data:`MEASURED_PACKAGES` may be among them.
+        versions: canonical name -> version, of these and other distributions.
     """
     text = "\n".join(f"{name}=={version}" for name, version in measured_versions(versions).items())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def measured_versions(versions: Mapping[str, str]) -> dict[str, str]:
-    """Those of the distributions that may change a measurement."""
+    """Keep :data:`MEASURED_PACKAGES` only, sorted."""
     return {name: versions[name] for name in sorted(MEASURED_PACKAGES & versions.keys())}
 
 
 @cache
 def code_digest() -> str:
-    """Digest of the source of the installed package ``workloads``: the code that runs in a job, but for plug-ins."""
+    """Return the digest of the source of the installed package ``workloads``: all code of a job except plug-ins."""
     folder = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
@@ -76,7 +73,7 @@ def code_digest() -> str:
 
 
 def git() -> dict[str, Any] | None:
-    """Commit of the checkout the package is run from, and whether the package differs from it; None outside of one."""
+    """Return commit of the package's checkout and whether the package differs from it; None outside of a checkout."""
     folder = Path(__file__).parents[1]
     tool = shutil.which("git")
     if tool is None or not (folder.parent / ".git").exists():

@@ -68,8 +68,8 @@ def test_what_is_installed_and_changed_while_a_run_waits_is_refused_by_name(sour
     while said.count("failed") < 2 and time.monotonic() < deadline:
         time.sleep(0.2)
         said = sources.orchestrate("status")
-    assert "the installed package solid_ways is not the one that was submitted" in said
-    assert "orchestrate submit sends it again with what is there now" in said
+    assert "the installed package solid_ways differs from the submitted one" in said
+    assert "run orchestrate submit to use the current code" in said
     assert {(r["state"], r["reason"], r["test_accuracy"]) for r in results(sources.runs).values()} == {
         ("failed", "code_changed", None)
     }
