@@ -53,10 +53,10 @@ class Campaign:
         directory.write_spec(made)
         return directory
 
-    def send(self, run: RunDir, number: int = 1, **submission: Any) -> AttemptDir:
+    def submit(self, run: RunDir, number: int = 1, **submission: Any) -> AttemptDir:
         """An attempt that was submitted."""
         attempt = run.attempt(number).create()
-        said = {
+        values = {
             "token": f"token-{run.run_id}-{number}",
             "target": "local",
             "attempt": number,
@@ -65,7 +65,7 @@ class Campaign:
             "time_limit_s": 3600,
             "shape": {"nodes": 1},
         }
-        write_json(attempt.submission, said | submission)
+        write_json(attempt.submission, values | submission)
         return attempt
 
     def train(self, attempt: AttemptDir, epochs: range = range(1, 3), **event: Any) -> None:
@@ -78,14 +78,14 @@ class Campaign:
 
     def finish(self, attempt: AttemptDir, **result: Any) -> None:
         """The result of a job that ended."""
-        said: dict[str, Any] = {"state": State.SUCCEEDED.value, "test_accuracy": 0.9, "epoch_time_s": 1.5}
-        said |= {"total_time_s": 10.0, "metrics": {"samples_per_s": 1000.0}, "peak_memory_bytes": 2**30}
+        values: dict[str, Any] = {"state": State.SUCCEEDED.value, "test_accuracy": 0.9, "epoch_time_s": 1.5}
+        values |= {"total_time_s": 10.0, "metrics": {"samples_per_s": 1000.0}, "peak_memory_bytes": 2**30}
         run_id = attempt.path.parent.parent.name
-        attempt.write_result(RunResult(run_id=run_id, attempt=attempt.number, **{**said, **result}))
+        attempt.write_result(RunResult(run_id=run_id, attempt=attempt.number, **{**values, **result}))
 
     def done(self, *, result: dict[str, Any] | None = None, **spec: Any) -> AttemptDir:
         """A run with one finished attempt."""
-        attempt = self.send(self.run(**spec))
+        attempt = self.submit(self.run(**spec))
         self.train(attempt)
         self.finish(attempt, **(result or {}))
         return attempt

@@ -46,7 +46,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def trained(campaign: Campaign, accuracy: float | None = 0.9, *, state: State = State.SUCCEEDED, **spec: Any) -> RunDir:
-    """A run that left everything a run can leave, two days ago."""
+    """A run that left every kind of file, two days ago."""
     attempt = campaign.submit(campaign.run(**spec), job_id="12_0")
     run = RunDir(attempt.path.parent.parent)
     campaign.train(attempt)
@@ -90,16 +90,16 @@ def tree(folder: Path) -> set[Path]:
     return set(folder.rglob("*"))
 
 
-def test_without_rules_only_leftovers_go(store: Store, campaign: Campaign) -> None:
-    """Half-written files and damaged checkpoints; a young temporary file is somebody's at work."""
+def test_the_default_policy_deletes_only_leftovers(store: Store, campaign: Campaign) -> None:
+    """Unfinished files and damaged checkpoints; a young temporary file belongs to a living process."""
     run = trained(campaign)
     (run.path / ".spec.json.12345678").write_bytes(b"young")
     assert names(find(store, campaign)) == [".spec.json.abcdefgh", "last.pt.damaged"]
 
 
-def test_checkpoints_of_succeeded_runs_go_by_rule(store: Store, campaign: Campaign) -> None:
-    """None stays; or that of the best run among those that differ in seed and repeat only; runs in other states and
-    other cells are not compared with."""
+def test_which_checkpoints_of_succeeded_runs_stay(store: Store, campaign: Campaign) -> None:
+    """None, or that of the best of the runs that differ only in seed and repeat; not compared with other cells and
+    runs in other states."""
     trained(campaign, 0.8, seed=0)
     best = trained(campaign, 0.9, seed=1)
     trained(campaign, None, seed=2)
@@ -124,7 +124,7 @@ def test_age_counts_from_the_end_of_the_newest_attempt(store: Store, campaign: C
 
 
 def test_results_are_never_removed(store: Store, campaign: Campaign) -> None:
-    """With every rule at once: what a run is known by is there afterwards, and the store can be made anew from it."""
+    """With the widest policy the files that record a run stay, and the store can be rebuilt from them."""
     run = trained(campaign)
     before = {path for path in tree(campaign.runs) if path.name in KEPT}
     found = find(store, campaign, checkpoints=KeepCheckpoints.NONE, logs=True)
@@ -138,7 +138,7 @@ def test_results_are_never_removed(store: Store, campaign: Campaign) -> None:
 
 
 def test_a_live_run_keeps_everything(store: Store, campaign: Campaign) -> None:
-    """One that runs; one that was given up and still writes; one that only the store knows to be going on."""
+    """One that runs; one that was given up but still writes; one that is live according to the store only."""
     going_on = trained(campaign, seed=0)
     campaign.submit(going_on, 2, job_id="13_0")
     lost = trained(campaign, seed=1, state=State.LOST)
@@ -153,8 +153,8 @@ def test_a_live_run_keeps_everything(store: Store, campaign: Campaign) -> None:
     assert found.kept == [(lost.path, "it was given up but still writes")]
 
 
-def test_a_run_that_has_only_just_ended_keeps_everything(store: Store, campaign: Campaign) -> None:
-    """Its other ranks may still print; once somebody saw them end, or some seconds later, they do not."""
+def test_a_run_that_ended_seconds_ago_keeps_everything(store: Store, campaign: Campaign) -> None:
+    """Its other ranks may still print; with an exit.json, or some seconds later, they do not."""
     run = trained(campaign)
     os.utime(run.attempt(1).result)
     found = find(store, campaign, checkpoints=KeepCheckpoints.NONE, logs=True)
@@ -163,8 +163,8 @@ def test_a_run_that_has_only_just_ended_keeps_everything(store: Store, campaign:
     assert find(store, campaign, checkpoints=KeepCheckpoints.NONE, logs=True).items
 
 
-def test_a_run_that_is_sent_again_meanwhile_keeps_everything(store: Store, campaign: Campaign) -> None:
-    """Between the look and the question's answer somebody submits it: its checkpoint may be what it goes on from."""
+def test_a_run_that_is_submitted_again_meanwhile_keeps_everything(store: Store, campaign: Campaign) -> None:
+    """Between find and remove somebody submits it: it may continue from its checkpoint."""
     run, other = trained(campaign, seed=0), trained(campaign, seed=1)
     found = find(store, campaign, checkpoints=KeepCheckpoints.NONE)
     assert len(record_intents(store, campaign.runs, [(run.read_spec(), ResourceShape())], "local")) == 1
@@ -174,7 +174,7 @@ def test_a_run_that_is_sent_again_meanwhile_keeps_everything(store: Store, campa
 
 
 def test_links_are_not_followed(store: Store, campaign: Campaign, tmp_path: Path) -> None:
-    """A checkpoint folder, a run and a file that lead elsewhere: nothing there is touched, and it is told."""
+    """A checkpoint folder, a run and a file that are links: their targets stay, and the links are reported."""
     elsewhere = tmp_path / "elsewhere"
     linked = trained(campaign, seed=0)
     linked.checkpoint.parent.rename(elsewhere)
@@ -195,7 +195,7 @@ def test_links_are_not_followed(store: Store, campaign: Campaign, tmp_path: Path
 def test_an_interrupted_clean_is_finished_by_the_next(
     store: Store, campaign: Campaign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed after things were set aside and before they were deleted."""
+    """Killed after the renames and before the deletion."""
     trained(campaign)
 
     def killed(*_: Any, **__: Any) -> None:
@@ -211,8 +211,8 @@ def test_an_interrupted_clean_is_finished_by_the_next(
     assert not (campaign.runs / clean.TRASH).exists()
 
 
-def test_what_cannot_be_removed_is_told(store: Store, campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest goes."""
+def test_what_cannot_be_removed_is_reported(store: Store, campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All else is deleted."""
     stuck, other = trained(campaign, seed=0), trained(campaign, seed=1)
     real = Path.rename
 
@@ -234,7 +234,7 @@ def old_snapshot(campaign: Campaign) -> tuple[str, Path]:
 
 
 def test_snapshots_go_when_no_run_needs_them(store: Store, campaign: Campaign) -> None:
-    """One that waits keeps its code; one whose submit was interrupted before its spec was written too."""
+    """A waiting run keeps its code, and so does one whose submit was interrupted before it wrote the spec."""
     name, folder = old_snapshot(campaign)
     spec = campaign.spec(seed=5)
     run = RunDir.of(campaign.runs, spec.run_id)
@@ -289,8 +289,8 @@ def test_a_dry_run_shows_sizes_and_removes_nothing(campaign: Campaign, typed: Ty
     assert {path for path in tree(campaign.runs) if "queue" not in path.parts} == before
 
 
-def test_yes_removes_and_says_how_much(campaign: Campaign, typed: Typed) -> None:
-    """Then there is nothing more to do."""
+def test_yes_removes_and_reports_the_size(campaign: Campaign, typed: Typed) -> None:
+    """Then nothing is left to remove."""
     run = trained(campaign)
     code, stdout, _ = typed("--keep", "none", "--yes")
     assert "1,010 bytes" in stdout and " 1 byte " in stdout, "the table has the unit of the sum below it"
@@ -321,40 +321,43 @@ def test_it_asks_at_a_terminal(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--keep", "none"], "nobody is there to ask\n  fix: add --yes to remove, or --dry-run to look"),
-        (["--json"], "--json asks nothing\n  fix: add --dry-run to look, or --yes to remove"),
+        (
+            ["--keep", "none"],
+            "standard input is no terminal, so nobody can confirm\n  fix: add --yes to remove, or --dry-run to list",
+        ),
+        (["--json"], "--json cannot ask before it removes\n  fix: add --dry-run to list only, or --yes to remove"),
         (
             ["--state", "running"],
-            "runs that are running keep everything\n  fix: orchestrate cancel ends",
+            "runs that are running need all their files\n  fix: orchestrate cancel ends",
         ),
-        (["--state", "planned"], "have no files yet\n  fix: orchestrate submit sends them, orchestrate db rebuild"),
+        (["--state", "planned"], "have no files yet\n  fix: orchestrate submit submits them, orchestrate db rebuild"),
         (["--older-than", "7"], '--older-than: "7" has no unit'),
         (["--older-than", "0d"], '--older-than: "0d" is zero'),
     ],
 )
 def test_bad_input_removes_nothing(campaign: Campaign, typed: Typed, argv: list[str], message: str) -> None:
-    """Each with what to type instead; exit code 2."""
+    """Each error says what to type instead; exit code 2."""
     run = trained(campaign)
     code, _, stderr = typed(*argv)
     assert code == 2 and message in stderr
     assert run.checkpoint.exists()
 
 
-def test_what_is_left_alone_is_said(campaign: Campaign, typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 3 when something should have gone and did not; and a workspace without runs is no error."""
+def test_kept_items_are_reported(campaign: Campaign, typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 3 if an item could not be removed; a workspace without runs is no error."""
     assert typed()[:2] == (0, "nothing to remove by these rules\n")
     run = trained(campaign)
     monkeypatch.setattr(
         clean,
         "remove",
-        lambda *_: CleanReport(items=[Item(ItemKind.LOG, "", run.path, 3)], left=[(run.path, "stuck")]),
+        lambda *_: CleanReport(items=[Item(ItemKind.LOG, "", run.path, 3)], kept=[(run.path, "stuck")]),
     )
     code, stdout, stderr = typed("--yes")
     assert code == 3 and stdout.endswith("3 bytes removed\n")
     assert "1 thing could not be removed" in stderr and f"{run.path}: stuck" in stderr
 
 
-def test_an_attempt_without_a_verdict_is_left_alone(store: Store, campaign: Campaign) -> None:
+def test_an_attempt_without_exit_and_result_keeps_everything(store: Store, campaign: Campaign) -> None:
     """Its files were lost, and the store says that it succeeded."""
     run = trained(campaign)
     find(store, campaign)

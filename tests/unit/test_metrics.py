@@ -57,7 +57,7 @@ def _with_toy(folder: Path, campaign: Any, database: str, options: str = "") -> 
 
 
 def test_a_new_metric_is_one_file(campaign: Any, database: str, tmp_path: Path) -> None:
-    """A store that is there already gets its column; runs of before did not measure it."""
+    """An existing store gets its column; earlier runs did not measure it."""
     campaign.done(seed=0)
     with open_store(database) as store:
         collect(store, campaign.runs)
@@ -74,14 +74,14 @@ def test_a_new_metric_is_one_file(campaign: Any, database: str, tmp_path: Path) 
         assert collect(store, campaign.runs).problems == []
 
 
-def test_a_metric_stands_where_it_says(campaign: Any, tmp_path: Path) -> None:
+def test_a_metric_that_follows_an_unknown_key_is_an_error(campaign: Any, tmp_path: Path) -> None:
     database = str(tmp_path / "results.db")
     done = _with_toy(tmp_path, campaign, database, ', after="energy_jay"')
     assert "workloads/metrics/samples_per_j.py: it follows 'energy_jay', which is not a key" in done.stderr
 
 
-def test_metrics_are_told_from_fields() -> None:
-    """Values go in and come back by name; NaN is null and named; what was not measured is no entry."""
+def test_metrics_and_fields_of_a_result_are_distinct() -> None:
+    """Values are written and read back by name; NaN is null and named; a missing value has no entry."""
     assert set(all_metrics()) & set(RunResult.__dataclass_fields__) == set()
     result = RunResult(run_id="a", attempt=1, state="succeeded", metrics={"step_time_s": 0.5, "warmup_s": float("nan")})
     data = result.to_json()

@@ -1,4 +1,4 @@
-"""What the store answers: states, durations, conditions, and the user's own SQL."""
+"""Queries of the store: states, durations, conditions, and the user's own SQL."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from workloads.contract import Hardware, ResourceShape, State
 from workloads.errors import InputError
 
 
-def test_a_run_s_record_has_its_newest_state_and_its_newest_success(campaign: Any, database: str) -> None:
+def test_a_record_has_the_newest_state_and_the_newest_success(campaign: Any, database: str) -> None:
     """Attempt 1 succeeded, attempt 2 (a rerun) failed: the state is failed, the digests are those of the success."""
     run = campaign.run(hardware="a100:4x2")
     digests = {"code_digest": "c0de", "packages_digest": "9ac4"}
-    campaign.finish(campaign.send(run, 1), provenance=digests, dataset_digest="da7a", total_time_s=12.5)
-    campaign.finish(campaign.send(run, 2), state="failed", reason="program_error", message="boom", total_time_s=None)
-    never_sent = campaign.run(seed=5)
+    campaign.finish(campaign.submit(run, 1), provenance=digests, dataset_digest="da7a", total_time_s=12.5)
+    campaign.finish(campaign.submit(run, 2), state="failed", reason="program_error", message="boom", total_time_s=None)
+    never_submitted = campaign.run(seed=5)
     with open_store(database) as store:
         collect(store, campaign.runs)
         records = run_records(store)
@@ -31,7 +31,7 @@ def test_a_run_s_record_has_its_newest_state_and_its_newest_success(campaign: An
         assert (record.code_digest, record.packages_digest, record.dataset_digest) == ("c0de", "9ac4", "da7a")
         assert (record.total_time_s, record.gpus) == (12.5, 8)
         assert list(records) == sorted(records)
-        other = records[never_sent.run_id]
+        other = records[never_submitted.run_id]
         assert (other.state, other.attempt, other.reason, other.gpus) == (State.PLANNED, 0, "", 0)
 
 
@@ -70,8 +70,8 @@ CONDITIONS = [
 
 
 @pytest.mark.parametrize(("conditions", "seeds"), CONDITIONS, ids=[" and ".join(c) for c, _ in CONDITIONS])
-def test_conditions_pick_runs(conditions: list[str], seeds: list[int], campaign: Any, database: str) -> None:
-    """Typed by the column, so 0.1 is the number that was trained with; % and _ mean themselves; null is not 7."""
+def test_conditions_select_runs(conditions: list[str], seeds: list[int], campaign: Any, database: str) -> None:
+    """Values have the type of the column; % and _ are no wildcards; null differs from 7."""
     campaign.done(seed=0)
     campaign.done(seed=1, lr=0.1, channels_last=True)
     campaign.done(seed=2, model="vit_tiny", label="vit", result={"state": "failed", "test_accuracy": None})
@@ -95,7 +95,7 @@ def test_conditions_pick_runs(conditions: list[str], seeds: list[int], campaign:
         ("label~\udcff", "not valid UTF-8\n  fix: write it in UTF-8"),
     ],
 )
-def test_a_condition_that_is_none_says_why(text: str, message: str, tmp_path: Any) -> None:
+def test_an_invalid_condition_says_why(text: str, message: str, tmp_path: Any) -> None:
     with open_store(str(tmp_path / "results.db")) as store, pytest.raises(InputError) as error:
         summaries(store, [text])
     assert str(error.value).startswith(f"--where {text}: {message}")
@@ -113,7 +113,7 @@ def reader(campaign: Any, database: str) -> Any:
 
 
 def test_sql_with_parameters(reader: Any) -> None:
-    """Values go in as parameters, never into the text."""
+    """Values are passed as parameters, never as part of the statement."""
     names, rows = run_sql(
         reader, "SELECT seed, lr FROM runs WHERE model = :m AND label != :l", {"m": "cnn", "l": "'; --"}
     )
@@ -135,16 +135,16 @@ def test_sql_with_parameters(reader: Any) -> None:
         ("label LIKE '%=' || :x", "1", 1),
     ],
 )
-def test_a_parameter_written_as_a_number_is_one(condition: str, value: str, found: int, reader: Any) -> None:
-    """Also beside an expression, where SQLite finds any text greater than any number."""
+def test_a_parameter_written_as_a_number_is_a_number(condition: str, value: str, found: int, reader: Any) -> None:
+    """Also compared with an expression, where SQLite orders every text after every number."""
     assert run_sql(reader, f"SELECT count(*) FROM summary WHERE {condition}", {"x": value})[1] == [(found,)]
-    asked = "SELECT model FROM summary GROUP BY model HAVING max(test_accuracy) * 100 > :x"
-    assert run_sql(reader, asked, {"x": "80"})[1] == [("cnn",)]
+    sql = "SELECT model FROM summary GROUP BY model HAVING max(test_accuracy) * 100 > :x"
+    assert run_sql(reader, sql, {"x": "80"})[1] == [("cnn",)]
 
 
 @pytest.mark.parametrize("text", ["0012", "12e4", "1234", "-", "1.", "0x10", "9" * 30, "1_0", " 1", "٣"])
-def test_a_text_column_is_asked_for_what_looks_like_a_number(text: str, campaign: Any, database: str) -> None:
-    """Run ids are hex digits: leading zeros and an e are no number's, and only digits match as well."""
+def test_a_text_column_matches_what_looks_like_a_number(text: str, campaign: Any, database: str) -> None:
+    """Run ids are hex digits: they may have leading zeros, an e, or digits only."""
     campaign.done(label=text)
     with open_store(database) as store:
         collect(store, campaign.runs)
@@ -161,8 +161,8 @@ def test_a_text_column_is_asked_for_what_looks_like_a_number(text: str, campaign
         ("SELECT model FROM runs WHERE model = ':model' -- :model", "it has no parameter"),
     ],
 )
-def test_a_parameter_that_the_statement_lacks_is_refused(sql: str, has: str, campaign: Any, tmp_path: Any) -> None:
-    """Not in a text and not in a comment either, as SQLite reads them."""
+def test_a_parameter_that_the_statement_lacks_is_rejected(sql: str, has: str, campaign: Any, tmp_path: Any) -> None:
+    """A name in a string or a comment is not a parameter either."""
     open_store(str(tmp_path / "results.db")).close()
     others = {"mdel": "cnn", "a": "1", "b": "x"} if ":mdel" in sql else {}
     with open_store(str(tmp_path / "results.db"), read_only=True) as store, pytest.raises(QueryError) as error:
@@ -170,31 +170,31 @@ def test_a_parameter_that_the_statement_lacks_is_refused(sql: str, has: str, cam
     assert str(error.value) == f"{sql}: the statement has no :model\n  why: {has}\n  fix: leave out -p model="
 
 
-def test_a_parameter_too_many_is_refused_by_both_databases(reader: Any) -> None:
+def test_both_databases_reject_an_unknown_parameter(reader: Any) -> None:
     with pytest.raises(QueryError, match=r"the statement has no :model\n  why: it has :m\n  fix: leave out -p model="):
         run_sql(reader, "SELECT seed FROM runs WHERE model = :m", {"m": "cnn", "model": "cnn"})
 
 
-def test_a_parameter_that_is_no_text_is_said(reader: Any) -> None:
+def test_a_parameter_that_is_not_utf8_is_named(reader: Any) -> None:
     with pytest.raises(InputError, match="-p m=\udcff: not valid UTF-8\n  fix: write it in UTF-8"):
         run_sql(reader, "SELECT :m", {"m": "\udcff"})
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("selected", "expected"),
     [
         ("1 AS a, 2 AS b, 3 AS a", ["a", "b", "a_2"]),
         ("1 AS a, 2 AS a, 3 AS a_2", ["a", "a_3", "a_2"]),
         ("1 AS a_2, 2 AS a, 3 AS a, 4 AS a, 5 AS a_2", ["a_2", "a", "a_3", "a_4", "a_2_2"]),
     ],
 )
-def test_columns_of_one_name_are_told_apart(asked: str, told: list[str], reader: Any) -> None:
-    """By a name that no other column has."""
-    names, rows = run_sql(reader, f"SELECT {asked}", {})
-    assert (names, rows) == (told, [tuple(range(1, len(told) + 1))])
+def test_columns_of_one_name_are_numbered(selected: str, expected: list[str], reader: Any) -> None:
+    """With a number that makes the name unique."""
+    names, rows = run_sql(reader, f"SELECT {selected}", {})
+    assert (names, rows) == (expected, [tuple(range(1, len(expected) + 1))])
 
 
-def test_every_table_and_view_that_the_help_names_answers(reader: Any) -> None:
+def test_every_table_and_view_can_be_queried(reader: Any) -> None:
     for table in ("runs", "attempts", "results", "epochs", "classes", "ranks", "summary", "curves"):
         run_sql(reader, f"SELECT * FROM {table}", {})
     names, _ = run_sql(reader, "SELECT * FROM summary", {})
@@ -213,7 +213,7 @@ def test_every_table_and_view_that_the_help_names_answers(reader: Any) -> None:
 @pytest.mark.parametrize(
     "sql", ["DELETE FROM runs", "DROP TABLE runs", "UPDATE runs SET lr = 1", "CREATE TABLE t (a int)"]
 )
-def test_a_statement_that_writes_is_refused(sql: str, reader: Any) -> None:
+def test_a_statement_that_writes_is_rejected(sql: str, reader: Any) -> None:
     with pytest.raises(QueryError, match=r"query only reads\n  fix: only orchestrate collect writes results"):
         run_sql(reader, sql, {})
     assert run_sql(reader, "SELECT count(*) FROM runs", {})[1] == [(2,)]
@@ -230,7 +230,7 @@ def test_a_statement_that_writes_is_refused(sql: str, reader: Any) -> None:
         ("SELECT '\udcff'", "SELECT '\udcff': not valid UTF-8\n  fix: write it in UTF-8"),
     ],
 )
-def test_a_mistake_in_sql_is_a_message_with_a_way_on(sql: str, message: str, reader: Any) -> None:
+def test_an_error_in_sql_has_a_message_and_a_hint(sql: str, message: str, reader: Any) -> None:
     with pytest.raises(InputError) as error:
         run_sql(reader, sql, {})
     assert message in str(error.value)
@@ -238,16 +238,20 @@ def test_a_mistake_in_sql_is_a_message_with_a_way_on(sql: str, message: str, rea
 
 @pytest.mark.parametrize(
     ("sql", "message"),
-    [("", "the statement returns no rows"), ("-- only this", "the statement returns no rows"), ("SELECT 1; SELECT 2", "one statement")],
+    [
+        ("", "the statement returns no rows"),
+        ("-- only this", "the statement returns no rows"),
+        ("SELECT 1; SELECT 2", "one statement"),
+    ],
 )
-def test_sqlite_takes_exactly_one_statement(sql: str, message: str, campaign: Any, tmp_path: Any) -> None:
+def test_sqlite_accepts_exactly_one_statement(sql: str, message: str, campaign: Any, tmp_path: Any) -> None:
     database = str(tmp_path / "results.db")
     open_store(database).close()
     with open_store(database, read_only=True) as store, pytest.raises(QueryError, match=message):
         run_sql(store, sql, {})
 
 
-def test_a_file_that_is_damaged_while_it_is_open_is_no_mistake_in_sql(campaign: Any, tmp_path: Any) -> None:
+def test_a_file_that_is_damaged_while_it_is_open_is_not_an_error_in_sql(campaign: Any, tmp_path: Any) -> None:
     database = tmp_path / "results.db"
     open_store(str(database)).close()
     with open_store(str(database), read_only=True) as store:
@@ -257,8 +261,8 @@ def test_a_file_that_is_damaged_while_it_is_open_is_no_mistake_in_sql(campaign: 
             run_sql(store, "SELECT * FROM runs", {})
 
 
-def test_states_of_many_runs_come_quickly(campaign: Any, tmp_path: Any) -> None:
-    """One query whatever the number of runs: the view finds each newest attempt through the key."""
+def test_the_view_finds_newest_attempts_by_their_key(campaign: Any, tmp_path: Any) -> None:
+    """Only ``runs`` is scanned, whatever the number of runs."""
     with open_store(str(tmp_path / "results.db")) as store:
         record_intents(store, campaign.runs, [(campaign.spec(seed=s), ResourceShape()) for s in range(50)], "local")
         with store.read() as connection:

@@ -29,7 +29,7 @@ def study(campaign: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
     failure = {"state": "out_of_memory", "reason": "host", "test_accuracy": None}
     campaign.done(seed=1, strategy="ddp", hardware="cpu:2", result=failure)
     campaign.done(seed=2, strategy="ddp", hardware="cpu:2", result={"test_accuracy": 0.1, "train_loss": float("nan")})
-    campaign.send(campaign.run(seed=3))
+    campaign.submit(campaign.run(seed=3))
     monkeypatch.chdir(tmp_path)
     open_store("results.db").close()
     return campaign

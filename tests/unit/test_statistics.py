@@ -1,4 +1,4 @@
-"""Summaries over seeds and repetitions."""
+"""Statistics over seeds and repetitions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from db.statistics import Spread, differing_columns, group_rows, spread
         ([], None),
     ],
 )
-def test_spread_is_the_median_with_the_range_of_what_was_measured(
-    values: list[float | None], expected: Spread | None
-) -> None:
+def test_spread_is_median_and_range_of_the_measured_values(values: list[float | None], expected: Spread | None) -> None:
     assert spread(values) == expected
 
 
@@ -30,8 +28,8 @@ def _row(model: str, accuracy: float | None, **changes: Any) -> dict[str, Any]:
     return {**row, **changes}
 
 
-def test_groups_leave_out_what_failed_or_diverged_and_count_it() -> None:
-    """A diverged run's accuracy is chance, not a measurement of the strategy; a run that is still going is neither."""
+def test_failed_and_diverged_runs_are_counted_but_not_averaged() -> None:
+    """The accuracy of a diverged run is chance, not a measurement of the strategy. A live run counts nowhere."""
     rows = [
         _row("vit", 0.5),
         _row("cnn", 0.9),
@@ -61,8 +59,8 @@ def test_a_group_in_which_nothing_succeeded_has_a_row_without_numbers() -> None:
     assert (row["n"], row["failed"], row["test_accuracy"]) == (0, 1, None)
 
 
-def test_groups_of_unlike_runs_are_found_out() -> None:
-    """Seeds and repetitions are what a group is for; what failed has no part in its numbers."""
+def test_settings_that_differ_in_a_group_are_found() -> None:
+    """Seeds and repetitions may differ; failed runs have no part in the numbers."""
     rows = [
         _row("cnn", 0.9, seed=0, repeat=0, epochs=2, compile="off"),
         _row("cnn", 0.8, seed=1, repeat=1, epochs=12, compile="off"),
@@ -74,7 +72,7 @@ def test_groups_of_unlike_runs_are_found_out() -> None:
     assert differing_columns(rows, ["seed"]) == ["model", "compile"]
 
 
-def test_groups_of_runs_of_unlike_origin_are_found_out() -> None:
+def test_origins_that_differ_in_a_group_are_found() -> None:
     """The same settings on other cards, of other code; what is not known of a run tells nothing, nor what goes with a
     setting that differs anyway."""
     rows = [

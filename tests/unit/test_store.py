@@ -1,4 +1,4 @@
-"""Opening the store: its schema, what it refuses, and who may write."""
+"""Opening the store: its schema, which databases it rejects, and who can write."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _digest(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def test_columns_are_the_contract_s_fields() -> None:
+def test_columns_match_the_fields_of_the_contract() -> None:
     """One name from the experiment file to the column; lists have tables of their own."""
     assert set(models.runs.columns.keys()) - {"run_id", "label", "experiment"} == {
         f.name for f in dataclasses.fields(TrainConfig)
@@ -84,7 +84,7 @@ def _restore(dump: Path, database: str) -> None:
 def test_a_store_of_a_development_version_is_upgraded_and_keeps_its_rows(
     dump: Path, database: str, tmp_path: Path
 ) -> None:
-    """Then it has the schema of a new one; a reader may not upgrade and says what does."""
+    """The schema becomes that of a new store. A store open for reading is not upgraded; the hint says what does."""
     _restore(dump, database)
     if dump.stem != revisions()[-1]:
         with pytest.raises(StoreError, match=rf"older schema {dump.stem}\n  fix: orchestrate collect"):
@@ -115,7 +115,7 @@ def test_a_store_of_a_development_version_is_upgraded_and_keeps_its_rows(
 
 
 def test_a_column_of_results_that_is_new_is_added(campaign: Any, database: str) -> None:
-    """A metric of a later version. A reader may not add it and says what does.
+    """A metric of a later version. A store open for reading does not get it; the hint says what adds it.
 
     Results that an earlier version ingested are read again: they may have its value.
     """
@@ -204,8 +204,8 @@ def test_a_write_takes_the_lock_before_it_reads(database: str, monkeypatch: pyte
             pass
 
 
-def test_a_store_that_another_command_makes_while_we_look_is_ours(database: str) -> None:
-    """Between our look at an empty file and our next statement, another one creates the whole schema."""
+def test_a_store_that_another_command_creates_meanwhile_is_ours(database: str) -> None:
+    """Between our check of an empty file and our next statement, another command creates the whole schema."""
     begun = []
 
     def create_at_the_second(_connection: object) -> None:
@@ -242,7 +242,7 @@ def test_another_program_s_database_is_left_alone(table: str, read_only: bool, d
 
 
 @pytest.mark.parametrize("content", [b"name,accuracy\ncnn,0.9\n" * 9, b"\x00" * 4096, os.urandom(8192)])
-def test_a_file_that_is_no_database_is_left_alone(content: bytes, database: str) -> None:
+def test_a_file_that_is_not_a_database_is_left_alone(content: bytes, database: str) -> None:
     Path(database).write_bytes(content)
     fix = (
         f"name another file with --db; if it was orchestrate's: mv {database} {database}.damaged,"
@@ -255,7 +255,7 @@ def test_a_file_that_is_no_database_is_left_alone(content: bytes, database: str)
     assert Path(database).read_bytes() == content
 
 
-def test_a_newer_version_s_store_is_refused(database: str) -> None:
+def test_a_store_of_a_newer_version_is_rejected(database: str) -> None:
     with open_store(database) as store, store.write() as connection:
         connection.exec_driver_sql(f"UPDATE {models.schema_revision.name} SET version_num = '0099'")
     before = _digest(database)
@@ -270,7 +270,7 @@ def test_a_newer_version_s_store_is_refused(database: str) -> None:
 def test_an_older_store_is_migrated_and_keeps_its_rows(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A made-up later revision; a reader may not migrate and says so."""
+    """With an invented later revision. A store open for reading is not migrated; the hint says what does."""
     with open_store(database) as store, store.write() as connection:
         connection.execute(insert(models.ingested).values(path="x", size=1, mtime_ns=2, read_bytes=3))
     scripts = tmp_path / "migrations"
@@ -321,7 +321,7 @@ WRITES = [
 
 @pytest.mark.parametrize("sql", WRITES)
 def test_nothing_can_be_written_through_a_read_only_store(sql: str, database: str, tmp_path: Path) -> None:
-    """Not the database, and no other file either."""
+    """Neither the database nor any other file."""
     open_store(database).close()
     before = sorted(p.name for p in tmp_path.iterdir())
     with open_store(database, read_only=True) as store:
@@ -332,8 +332,8 @@ def test_nothing_can_be_written_through_a_read_only_store(sql: str, database: st
     assert sorted(p.name for p in tmp_path.iterdir() if not p.name.endswith(("-wal", "-shm"))) == before
 
 
-def test_a_store_can_be_read_where_no_journal_can_be_made(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a full disk SQLite cannot even make the shared memory that readers of a write-ahead log need; an empty log
+def test_a_store_can_be_read_where_no_journal_can_be_created(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk SQLite cannot create the shared memory that readers of a write-ahead log need; an empty log
     may be left of who tried. With anything in the log, the file alone would be old news."""
     open_store(database).close()
 
@@ -354,7 +354,7 @@ def test_a_store_can_be_read_where_no_journal_can_be_made(database: str, monkeyp
         open_store(database, read_only=True)
 
 
-def test_a_reader_makes_no_database(database: str) -> None:
+def test_opening_for_reading_creates_no_database(database: str) -> None:
     with pytest.raises(StoreError, match=r"there is no database\n  fix: orchestrate collect"):
         open_store(database, read_only=True)
     assert not Path(database).exists()
@@ -363,7 +363,7 @@ def test_a_reader_makes_no_database(database: str) -> None:
         open_store(database, read_only=True)
 
 
-def test_places_where_no_database_can_be(tmp_path: Path) -> None:
+def test_paths_where_a_database_cannot_be_created(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"folder does not exist\n  fix: mkdir -p"):
         open_store(str(tmp_path / "missing" / "results.db"))
     for read_only in (False, True):
@@ -372,7 +372,7 @@ def test_places_where_no_database_can_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["résumé 实验.db", "a?b#c%20&d.db", 'it\'s "x".db', "new\nline.db"])
-def test_any_file_name_will_do(name: str, tmp_path: Path) -> None:
+def test_any_file_name_works(name: str, tmp_path: Path) -> None:
     for read_only in (False, True):
         open_store(str(tmp_path / name), read_only=read_only).close()
     assert (tmp_path / name).stat().st_size > 0
@@ -396,7 +396,7 @@ def test_postgresql_without_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         ("postgresql:///lab?host=\udcff", r"'postgresql:///lab\?host=\\udcff' is not a database URL"),
     ],
 )
-def test_a_url_of_another_kind(url: str, message: str) -> None:
+def test_a_url_that_is_not_supported(url: str, message: str) -> None:
     with pytest.raises(InputError, match=rf"{message}(.|\n)*fix: give a file name, or postgresql://USER@HOST/DATABASE"):
         open_store(url)
 
@@ -413,8 +413,8 @@ def test_postgresql_that_cannot_be_reached(tmp_path: Path) -> None:
         open_store(f"postgresql://me@/lab?host={tmp_path}")
 
 
-def test_postgresql_refuses_what_sqlite_refuses(postgresql_server: str) -> None:
-    """A reader cannot write, a foreign database is left alone, a newer one refused."""
+def test_postgresql_rejects_what_sqlite_rejects(postgresql_server: str) -> None:
+    """Reading does not write, a foreign database is left alone, a newer one is rejected."""
     import psycopg
 
     with psycopg.connect(host=postgresql_server, user="me", dbname="postgres", autocommit=True) as connection:

@@ -1,4 +1,4 @@
-"""A database that is ours and has other tables than its revision says: said with the way out, and that way works."""
+"""A database of ours with other tables than its revision has: the error names the fix, and the fix works."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _damage(database: str, sql: str) -> None:
 
 
 @pytest.mark.parametrize(("sql", "why"), DAMAGES, ids=[sql for sql, _ in DAMAGES])
-def test_other_tables_than_the_revision_has_are_damage(sql: str, why: str, campaign: Any, database: str) -> None:
+def test_tables_that_differ_from_the_revision_are_damage(sql: str, why: str, campaign: Any, database: str) -> None:
     _damage(database, sql)
     with pytest.raises(StoreDamagedError) as error:
         open_store(database)
@@ -61,10 +61,10 @@ def test_a_column_that_goes_missing_while_the_store_is_open_is_damage(campaign: 
 
 
 @pytest.mark.parametrize("sql", [sql for sql, _ in DAMAGES])
-def test_rebuild_makes_a_damaged_database_anew(
+def test_rebuild_replaces_a_damaged_database(
     sql: str, campaign: Any, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The damaged file is kept; a server's database is left as it is, for another one to take its place."""
+    """The damaged file is kept. A database on a server is left as it is, for the user to create another one."""
     campaign.done()
     with open_store(database) as store:
         collect(store, campaign.runs)
@@ -79,7 +79,7 @@ def test_rebuild_makes_a_damaged_database_anew(
         assert err == f"the damaged database is kept as {kept[0]}\n"
 
 
-def test_rebuild_knows_a_file_by_its_url(campaign: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rebuild_accepts_the_url_of_a_file(campaign: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     campaign.done()
     database = f"sqlite:///{tmp_path}/results.db"
     _damage(database, "DROP TABLE ranks")

@@ -1,4 +1,4 @@
-"""Disks that cannot do what a database needs: no locks, no shared memory, no room, no permission, damage."""
+"""Disks that lack what a database needs: locks, shared memory, space, permissions; and damaged files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def database(tmp_path: Path) -> str:
 
 @pytest.fixture
 def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A table of mounts in place of this machine's."""
+    """Replace this machine's table of mounts."""
 
     def write(*lines: str) -> None:
         table = tmp_path / "mounts"
@@ -41,10 +41,10 @@ def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", "beegfs", "fuse.sshfs", "something_new"])
-def test_no_write_ahead_log_off_a_local_disk_and_said_once(
+def test_a_rollback_journal_on_a_network_disk_is_warned_about_once(
     kind: str, mounts: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Shared memory does not work there; the second opening has nothing to say."""
+    """A write-ahead log needs shared memory, which does not work there."""
     folder = tmp_path / "a folder"
     folder.mkdir()
     escaped = str(folder).replace(" ", r"\040")
@@ -69,7 +69,7 @@ def test_a_store_that_moved_to_a_network_disk_loses_its_write_ahead_log(
     assert "not on a local disk" in caplog.text
 
 
-def test_a_refused_write_ahead_log_is_said(
+def test_a_write_ahead_log_that_sqlite_refuses_is_warned_about(
     database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What SQLite answers where its file system layer has no shared memory: the old mode, and no error."""
@@ -125,7 +125,7 @@ int fcntl64(int fd, int cmd, ...) {
 
 
 @pytest.mark.parametrize("refusal", ["ENOLCK", "ENOSYS", "EIO"])
-def test_a_folder_where_nothing_can_be_locked_is_refused_at_once(refusal: str, tmp_path: Path) -> None:
+def test_a_folder_without_locks_is_rejected_at_once(refusal: str, tmp_path: Path) -> None:
     """A real command whose every lock fails, as on NFS without its lock daemon or Lustre without ``flock``."""
     compiler = shutil.which("cc")
     assert compiler, "set-up asks for a compiler"
@@ -151,7 +151,7 @@ def test_a_folder_where_nothing_can_be_locked_is_refused_at_once(refusal: str, t
     assert not (tmp_path / "results.db").exists()
 
 
-def test_locks_that_stop_working_later_are_told_from_a_busy_database(
+def test_locks_that_stop_working_are_distinguished_from_a_busy_database(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite reports both as busy."""
@@ -165,7 +165,7 @@ def test_locks_that_stop_working_later_are_told_from_a_busy_database(
             pass
 
 
-def test_a_full_disk_is_said_and_leaves_the_store_as_it_was(database: str) -> None:
+def test_a_full_disk_is_named_and_leaves_the_store_as_it_was(database: str) -> None:
     """SQLite's own limit on pages gives the error that a full disk gives."""
     with open_store(database) as store:
         event.listen(store.engine, "connect", lambda connection, _: connection.execute("PRAGMA max_page_count = 1"))
@@ -193,17 +193,17 @@ def test_a_full_disk_is_said_and_leaves_the_store_as_it_was(database: str) -> No
         ),
     ],
 )
-def test_an_input_output_error_is_told_from_a_full_disk(
+def test_an_input_output_error_is_distinguished_from_a_full_disk(
     errorname: str, free: int, message: str, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite cannot make a write-ahead log's shared memory on a full disk and calls that an I/O error."""
+    """On a full disk SQLite cannot create a write-ahead log's shared memory, and reports an I/O error."""
     cause = sqlite3.OperationalError("disk I/O error")
     cause.sqlite_errorname = errorname
     monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_bavail=free, f_frsize=4096))
     assert message in str(error_messages.store_error(database, OperationalError("BEGIN", {}, cause)))
 
 
-def test_a_damaged_database_is_said_with_the_way_out(database: str) -> None:
+def test_a_damaged_database_is_named_with_the_fix(database: str) -> None:
     with open_store(database) as store, store.write() as connection:
         rows = [{"path": "x" * 500 + str(i), "size": 0, "mtime_ns": 0, "read_bytes": 0} for i in range(99)]
         connection.execute(insert(models.ingested), rows)
@@ -216,7 +216,7 @@ def test_a_damaged_database_is_said_with_the_way_out(database: str) -> None:
 
 
 def _without_override(*argv: str) -> list[str]:
-    """A command that minds permissions, also for root."""
+    """Return a command to which permissions apply, also for root."""
     if os.geteuid() != 0:
         return list(argv)
     if shutil.which("setpriv") is None:
@@ -226,7 +226,7 @@ def _without_override(*argv: str) -> list[str]:
 
 @pytest.fixture
 def read_only_folder(campaign: Any, tmp_path: Path) -> Iterator[Path]:
-    """Somebody else's campaign: one finished run in a store, its folder closed to us."""
+    """Another user's campaign: one finished run in a store, in a folder that we cannot write."""
     campaign.done()
     with open_store(str(tmp_path / "results.db")) as store:
         from db.ingest import collect
@@ -243,16 +243,16 @@ def _orchestrate(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
 
 
-def test_results_in_a_folder_that_may_only_be_read(read_only_folder: Path) -> None:
-    """The table comes from the store as it is, and a note says that newer results are missing."""
+def test_results_in_a_read_only_folder(read_only_folder: Path) -> None:
+    """The table shows the store as it is, and a note says that newer results are missing."""
     done = _orchestrate(read_only_folder, "results", "--select", "seed,test_accuracy", "--format", "csv")
     assert (done.returncode, done.stdout) == (0, "seed,test_accuracy\n0,0.9\n")
-    assert "the database is read-only, so newer results are not in it" in done.stderr
+    assert "the database is read-only, so newer results are missing" in done.stderr
     done = _orchestrate(read_only_folder, "query", "SELECT count(*) AS n FROM runs", "--json")
     assert (done.returncode, done.stdout.split()) == (0, ["[", "{", '"n":', "1", "}", "]"])
 
 
-def test_collecting_into_a_folder_that_may_only_be_read(read_only_folder: Path) -> None:
+def test_collecting_into_a_read_only_folder(read_only_folder: Path) -> None:
     done = _orchestrate(read_only_folder, "collect")
     assert done.returncode == 1
     assert "the database is read-only\n" in done.stderr and "fix: name another file with --db" in done.stderr
@@ -262,7 +262,7 @@ def test_collecting_into_a_folder_that_may_only_be_read(read_only_folder: Path) 
     assert "the database cannot be created here\n  why: no permission to write the folder" in done.stderr
 
 
-def test_a_database_that_may_not_be_read(campaign: Any, tmp_path: Path) -> None:
+def test_a_database_without_permission_to_read(campaign: Any, tmp_path: Path) -> None:
     open_store(str(tmp_path / "results.db")).close()
     (tmp_path / "results.db").chmod(0)
     done = _orchestrate(tmp_path, "query", "SELECT 1")
@@ -270,8 +270,8 @@ def test_a_database_that_may_not_be_read(campaign: Any, tmp_path: Path) -> None:
     assert "the database cannot be read\n  why: no permission\n  fix: name another file" in done.stderr
 
 
-def test_run_folders_that_may_not_be_read_are_named_and_the_rest_is_taken(campaign: Any, tmp_path: Path) -> None:
-    """A closed run, a closed shard of runs and a closed result; opened again, nothing is missing."""
+def test_run_folders_without_permission_are_named_and_the_rest_is_ingested(campaign: Any, tmp_path: Path) -> None:
+    """A run, a shard of runs and a result without permissions; once they are readable, nothing is missing."""
     attempts = [campaign.done(seed=seed) for seed in range(6)]
     shards = {a.path.parents[2] for a in attempts}
     assert len(shards) == len(attempts)
@@ -286,6 +286,6 @@ def test_run_folders_that_may_not_be_read_are_named_and_the_rest_is_taken(campai
     assert done.stdout == "new or changed: 4 runs, 4 attempts, 3 results, 8 epochs\n"
     assert done.stderr.count("Permission denied\n") == 3
     for path in closed:
-        assert re.search(rf"left out: {path}\S*: Permission denied", done.stderr)
+        assert re.search(rf"skipped: {path}\S*: Permission denied", done.stderr)
     done = _orchestrate(tmp_path, "collect")
     assert (done.returncode, done.stdout) == (0, "new or changed: 2 runs, 3 attempts, 3 results, 4 epochs\n")

@@ -1,4 +1,4 @@
-"""Nothing is sent twice, nothing that was sent is forgotten, and the result has the last word."""
+"""No run is submitted twice, no submission is forgotten, and a result decides the state."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def _intend(store: Store, campaign: Any, *specs: Any, **options: Any) -> list[At
     return record_intents(store, campaign.runs, [(spec, ResourceShape(nodes=2)) for spec in specs], "local", **options)
 
 
-def test_an_intent_is_a_live_attempt_with_a_token_of_its_own(campaign: Any, database: str) -> None:
-    """Committed before anything is sent; another connection sees it."""
+def test_an_intent_is_a_live_attempt_with_a_unique_token(campaign: Any, database: str) -> None:
+    """It is committed before anything is submitted; another connection sees it."""
     specs = [campaign.spec(seed=seed, label=f"run {seed}") for seed in range(3)]
     with open_store(database) as store, open_store(database) as other:
         intents = _intend(store, campaign, *specs)
@@ -45,8 +45,8 @@ def test_an_intent_is_a_live_attempt_with_a_token_of_its_own(campaign: Any, data
 
 
 @pytest.mark.parametrize("state", [s for s in State if s is not State.PLANNED])
-def test_a_run_with_a_live_attempt_is_passed_over(state: State, campaign: Any, tmp_path: Path) -> None:
-    """Submitting, pending and running are live; after any other end the next attempt gets the next number."""
+def test_a_run_with_a_live_attempt_is_skipped(state: State, campaign: Any, tmp_path: Path) -> None:
+    """Submitting, pending and running are live; after any other state the next attempt gets the next number."""
     spec = campaign.spec()
     with open_store(str(tmp_path / "results.db")) as store:
         _intend(store, campaign, spec)
@@ -55,14 +55,14 @@ def test_a_run_with_a_live_attempt_is_passed_over(state: State, campaign: Any, t
         assert [i.attempt for i in again] == ([] if state.live else [2])
 
 
-def test_the_same_run_twice_in_one_submit_is_sent_once(campaign: Any, tmp_path: Path) -> None:
+def test_a_duplicate_run_in_one_submit_is_submitted_once(campaign: Any, tmp_path: Path) -> None:
     spec = campaign.spec()
     with open_store(str(tmp_path / "results.db")) as store:
         assert len(_intend(store, campaign, spec, spec)) == 1
 
 
-def test_a_run_that_somebody_sent_since_the_plan_is_passed_over(campaign: Any, tmp_path: Path) -> None:
-    """It may even be done by now: the plan that wants it is out of date."""
+def test_a_run_that_was_submitted_since_the_plan_is_skipped(campaign: Any, tmp_path: Path) -> None:
+    """It may even have ended by now: the plan is out of date."""
     spec = campaign.spec()
     with open_store(str(tmp_path / "results.db")) as store:
         assert _intend(store, campaign, spec, newest_known={})
@@ -71,16 +71,16 @@ def test_a_run_that_somebody_sent_since_the_plan_is_passed_over(campaign: Any, t
         assert [i.attempt for i in _intend(store, campaign, spec, newest_known={spec.run_id: 1})] == [2]
 
 
-def test_numbers_of_attempts_on_disk_are_not_used_again(campaign: Any, tmp_path: Path) -> None:
-    """A new database beside old directories: attempt 3's files would be mixed with the new ones."""
+def test_numbers_of_attempts_on_disk_are_not_reused(campaign: Any, tmp_path: Path) -> None:
+    """With a new database and old directories: files of attempt 3 would be mixed with new ones."""
     run = campaign.run()
     run.attempt(3).create()
     with open_store(str(tmp_path / "results.db")) as store:
         assert [i.attempt for i in _intend(store, campaign, campaign.specs[run.run_id])] == [4]
 
 
-def test_a_new_label_is_taken_over(campaign: Any, tmp_path: Path) -> None:
-    """Label and experiment are no identity; the newest submit's are shown."""
+def test_a_new_label_replaces_the_old_one(campaign: Any, tmp_path: Path) -> None:
+    """Label and experiment are not part of a run's identity; the newest ones are shown."""
     with open_store(str(tmp_path / "results.db")) as store:
         spec = campaign.spec(label="old")
         _intend(store, campaign, spec)
@@ -90,8 +90,8 @@ def test_a_new_label_is_taken_over(campaign: Any, tmp_path: Path) -> None:
         assert (record.label, record.experiment, record.attempt) == ("new", "other", 2)
 
 
-def test_sixteen_submits_at_once_send_each_run_once(campaign: Any, database: str) -> None:
-    """Each process wants all runs; together they get every one exactly once, and nobody fails."""
+def test_sixteen_submits_at_once_submit_each_run_once(campaign: Any, database: str) -> None:
+    """Each process wants all runs; together they get every one exactly once, and none fails."""
     specs = [campaign.spec(seed=seed) for seed in range(20)]
     folder = Path(campaign.runs.parent)
     children = []
@@ -101,7 +101,7 @@ def test_sixteen_submits_at_once_send_each_run_once(campaign: Any, database: str
             try:
                 with open_store(database) as store:
                     got = [i for spec in specs[child:] + specs[:child] for i in _intend(store, campaign, spec)]
-                (folder / f"sent.{child}").write_text("".join(f"{i.run_id} {i.attempt}\n" for i in got))
+                (folder / f"submitted.{child}").write_text("".join(f"{i.run_id} {i.attempt}\n" for i in got))
                 os._exit(0)
             except BaseException:
                 import traceback
@@ -110,11 +110,11 @@ def test_sixteen_submits_at_once_send_each_run_once(campaign: Any, database: str
             os._exit(1)
         children.append(process)
     assert [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in children] == [0] * 16
-    sent = [line for child in range(16) for line in (folder / f"sent.{child}").read_text().splitlines()]
-    assert sorted(sent) == sorted(f"{spec.run_id} 1" for spec in specs)
+    submitted = [line for child in range(16) for line in (folder / f"submitted.{child}").read_text().splitlines()]
+    assert sorted(submitted) == sorted(f"{spec.run_id} 1" for spec in specs)
 
 
-def test_what_a_witness_says_is_kept_field_by_field(campaign: Any, database: str) -> None:
+def test_a_status_update_keeps_fields_that_are_none(campaign: Any, database: str) -> None:
     spec = campaign.spec()
     with open_store(database) as store:
         _intend(store, campaign, spec)
@@ -130,8 +130,8 @@ def test_what_a_witness_says_is_kept_field_by_field(campaign: Any, database: str
         assert not update_statuses(store, [StatusUpdate(spec.run_id, 2, State.RUNNING)])
 
 
-def test_a_late_witness_brings_no_ended_attempt_back(campaign: Any, tmp_path: Path) -> None:
-    """squeue's answer may be older than the end. A lost job may be found again."""
+def test_a_late_observation_does_not_revive_an_ended_attempt(campaign: Any, tmp_path: Path) -> None:
+    """What squeue printed may be older than the end. A lost job may be found again."""
     spec = campaign.spec()
     with open_store(str(tmp_path / "results.db")) as store:
         _intend(store, campaign, spec)
@@ -142,8 +142,8 @@ def test_a_late_witness_brings_no_ended_attempt_back(campaign: Any, tmp_path: Pa
         assert update_statuses(store, [StatusUpdate(spec.run_id, 1, State.RUNNING)])
 
 
-def test_the_histories_of_what_recovery_looks_at(campaign: Any, database: str) -> None:
-    """All attempts of what ended without a result, or came again; with why, also when read back from files."""
+def test_histories_are_of_runs_that_recovery_may_resubmit(campaign: Any, database: str) -> None:
+    """All attempts of runs that ended without a result or were resubmitted, with the reason, also from files."""
     failed, again, fine = (campaign.spec(seed=seed) for seed in range(3))
     why = RecoveryRecord(failure="lost", number=1)
     with open_store(database) as store:
@@ -162,8 +162,8 @@ def test_the_histories_of_what_recovery_looks_at(campaign: Any, database: str) -
         assert attempt_histories(store)[again.run_id][-1].recovery == third.recovery
 
 
-def test_the_result_has_the_last_word(campaign: Any, tmp_path: Path) -> None:
-    """The job finished and wrote its result; a scheduler that saw it cancelled while it cleaned up does not matter."""
+def test_a_result_decides_the_state(campaign: Any, tmp_path: Path) -> None:
+    """The job wrote its result; that Slurm saw it cancelled during its cleanup does not matter."""
     attempt = campaign.done()
     run_id = attempt.path.parents[1].name
     with open_store(str(tmp_path / "results.db")) as store:
