@@ -1,4 +1,4 @@
-"""The torch process group of a run, and the few small exchanges that the loop itself needs."""
+"""The torch process group of a run, and the collective calls that the training loop needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workloads.job.context import print_error
 from workloads.job.world import Launcher, World
 
 RENDEZVOUS_TIMEOUT_S = 300
-"""Ranks on busy file systems import at very different speed."""
+"""Generous, because ranks on busy file systems import at very different speed."""
 
 ADVICE_AFTER_S = 60
 
@@ -28,11 +28,12 @@ Answer = TypeVar("Answer")
 
 
 class Communication:
-    """Collective calls over the ranks of a world; with one rank they return what they were given.
+    """Collective calls over the ranks of a world; with one rank they return their argument.
 
     Args:
         join: whether to make torch's default process group, which strategies of one process per device use.
-        hang_timeout_s: the watchdog's, which must fire first: it shows where every rank stands. 0 takes torch's limit.
+        hang_timeout_s: the watchdog's timeout; the group's is twice as long, because the watchdog must end a hang: it
+            shows the stack of every rank. 0: torch's default.
     """
 
     def __init__(
@@ -41,7 +42,8 @@ class Communication:
         self._world = world
         self._device = device
         self._joined = join
-        self._host_group: distributed.ProcessGroup | None = None
+        self.host_group: distributed.ProcessGroup | None = None
+        """For values of the host; None where the default group carries them."""
         if not join:
             return
         timeout = datetime.timedelta(seconds=2 * hang_timeout_s) if hang_timeout_s else None
@@ -55,52 +57,53 @@ class Communication:
                 rank=world.rank,
                 world_size=world.size,
                 timeout=timeout,
-                # Binds the communicator to the device now: an early failure, and no guess by barrier().
+                # Connects NCCL now, so that failures show here, and tells barrier() which device to use.
                 device_id=device if on_gpu else None,
             )
             self.add(torch.zeros(1, device=device))
             if on_gpu:
                 torch.cuda.synchronize(device)
         if on_gpu and world.size > 1:
-            # Numbers that the host has, such as times, need not queue behind kernels.
+            # NCCL would copy numbers of the host, such as times, to the GPU and queue them behind kernels.
             group = distributed.new_group(backend="gloo", timeout=timeout)
-            assert not isinstance(group, int), "a group of all ranks has this one as a member"
-            self._host_group = group
+            assert not isinstance(group, int), "new_group returns a number to ranks outside of the group only"
+            self.host_group = group
 
     def add(self, tensor: Tensor) -> Tensor:
-        """Sum over ranks, in place, queued on the device like a kernel."""
+        """Sum a tensor over ranks in place, queued on the device like a kernel."""
         if self._world.size > 1:
             distributed.all_reduce(tensor)
         return tensor
 
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """Maximum over ranks of each value."""
+        """Return the maximum over ranks of each value."""
         if self._world.size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
-        distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=self._host_group)
+        distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=self.host_group)
         answer: list[float] = tensor.tolist()
         return answer
 
     def gather(self, answer: Answer) -> list[Answer]:
-        """What each rank says, in order of rank, on all ranks."""
+        """Return every rank's value, in order of rank, on all ranks."""
         if self._world.size == 1:
             return [answer]
         answers: list[Answer] = [answer] * self._world.size
-        distributed.all_gather_object(answers, answer, group=self._host_group)
+        distributed.all_gather_object(answers, answer, group=self.host_group)
         return answers
 
     def close(self) -> None:
-        """Wait for all ranks and part. Not for use after a failure: the others may never come."""
-        if self._joined and distributed.is_initialized():  # a strategy's library may have parted already
+        """Wait for all ranks and destroy the group. After a failure, other ranks may never arrive: do not call it."""
+        if self._joined and distributed.is_initialized():  # DeepSpeed has destroyed it already
             if self._world.size > 1:
-                distributed.barrier(group=self._host_group)
+                distributed.barrier(group=self.host_group)
             distributed.destroy_process_group()
 
 
 @contextlib.contextmanager
 def _advice_when_slow(on_gpu: bool) -> Iterator[None]:
-    """GPUs joined by PCIe can wait for ever for their first message; the watchdog ends that, and this says why."""
+    """Print advice when the first message takes long: NCCL can hang on hosts whose PCIe peer-to-peer is broken (NCCL's
+    troubleshooting guide: ACS, IOMMU)."""
     advice = f"{socket.gethostname()}: the ranks exchanged nothing for {ADVICE_AFTER_S} s"
     if on_gpu:
         advice += "; if GPUs of this host are joined by PCIe only, try NCCL_P2P_DISABLE=1 in the job's environment"
@@ -114,7 +117,7 @@ def _advice_when_slow(on_gpu: bool) -> Iterator[None]:
 
 
 def _store(world: World, attempt: AttemptDir, hang_timeout_s: int) -> Store | None:
-    """Where ranks meet; None when the launcher has set that up in the environment."""
+    """Return the store through which ranks connect; None when the launcher's environment variables name one."""
     if world.size == 1:
         return HashStore()
     if world.launcher is Launcher.TORCHRUN:
@@ -129,7 +132,8 @@ def _store(world: World, attempt: AttemptDir, hang_timeout_s: int) -> Store | No
         address, port = rendezvous.find(attempt.rendezvous, world, patience_s)
         store = TCPStore(address, port, is_master=False, timeout=timeout)
         addresses = [address]
-    # gloo looks up the host's own name, which need not resolve, and may then choose a network that others cannot reach.
+    # Otherwise gloo resolves the host's own name, which may fail or give an address that other nodes cannot reach
+    # (torch.distributed docs: GLOO_SOCKET_IFNAME).
     interface = next(filter(None, map(rendezvous.interface_towards, addresses)), "")
     if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -1,4 +1,4 @@
-"""What a trained model does on the test set, from what was counted; the same for every framework."""
+"""Loss, accuracy and per-class figures from counts over the test set; the same for every framework."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from workloads.errors import JobError
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a trained model does on the test set."""
+    """Figures of a model on the test set."""
 
     loss: float
     """Mean cross-entropy, without label smoothing."""
     accuracy: float
     """0 to 1."""
     samples: int
-    """Of the test set, however many answers each has."""
+    """Test samples, of which a sequence is one."""
     per_class: list[dict[str, Any]]
-    """``class_name``, ``precision``, ``recall``, ``f1`` (None where nothing defines it) and ``support``, in answers."""
+    """``class_name``, ``precision``, ``recall``, ``f1`` (None where undefined) and ``support``, in labels."""
 
 
-def evaluation(
+def from_counts(
     class_names: tuple[str, ...], samples: int, loss_sum: float, rows: Sequence[Sequence[float]], num_test: int
 ) -> Evaluation:
-    """Figures from counts over all ranks.
+    """Compute the figures from counts over all ranks.
 
     Args:
-        loss_sum: summed over answers.
-        rows: right answers, given answers and due answers, each by class.
-        num_test: samples that the test set has.
+        loss_sum: summed over labels, of which an image has one and a sequence one at each position.
+        rows: correct, predicted and true labels, each by class.
+        num_test: samples in the test set.
 
     Raises:
-        JobError: another number of samples was counted.
+        JobError: the number of counted samples differs from ``num_test``.
     """
     if samples != num_test:
         raise JobError(
             f"evaluation counted {samples} test samples of {num_test}",
-            why="a strategy or loader answered for a sample twice or not at all",
+            why="a strategy or loader counted a sample twice or not at all",
         )
-    right, given, due = rows
-    per_class = [_figures(*row) for row in zip(class_names, right, given, due, strict=True)]
-    return Evaluation(loss_sum / sum(due), sum(right) / sum(due), samples, per_class)
+    correct, predicted, true = rows
+    per_class = [_class_figures(*row) for row in zip(class_names, correct, predicted, true, strict=True)]
+    return Evaluation(loss_sum / sum(true), sum(correct) / sum(true), samples, per_class)
 
 
-def _figures(class_name: str, right: float, given: float, due: float) -> dict[str, Any]:
+def _class_figures(class_name: str, correct: float, predicted: float, true: float) -> dict[str, Any]:
     return {
         "class_name": class_name,
-        "precision": right / given if given else None,
-        "recall": right / due if due else None,
-        "f1": 2 * right / (given + due) if given + due else None,
-        "support": round(due),
+        "precision": correct / predicted if predicted else None,
+        "recall": correct / true if true else None,
+        "f1": 2 * correct / (predicted + true) if predicted + true else None,
+        "support": round(true),
     }

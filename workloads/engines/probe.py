@@ -1,4 +1,4 @@
-"""The engine of the strategy ``probe``: looks, meets the other ranks, counts epochs, can fail. No framework."""
+"""The engine of the strategy ``probe``: checks devices, connects the ranks, counts epochs, can fail on purpose."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any, TextIO
 
 from workloads import registry
+from workloads.engines import settings
 from workloads.errors import JobError
 from workloads.files.json_file import read_json, write_json
 from workloads.job import rendezvous
@@ -21,15 +22,15 @@ from workloads.job.world import check_distinct
 from workloads.measurement import timing
 from workloads.provenance import code_snapshot, job_facts
 
-MEET_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 60.0
 _TICK_S = 0.05
 _BLOCK_BYTES = 8 << 20
 _HELD_S = 3.0
-"""Long enough for a site that looks at the memory of jobs once a second."""
+"""Longer than the interval at which Slurm samples a job's memory where it does so every second."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class RankView:
     """What one rank sees."""
 
     node: int
@@ -40,7 +41,7 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a checkpoint holds: where this run stands, over all its attempts."""
+    """Progress of the run over all its attempts, as in its checkpoint."""
 
     epoch: int = 0
     epoch_times_s: list[float] = field(default_factory=list)
@@ -48,17 +49,17 @@ class Progress:
 
 
 def train(job: Job) -> None:
-    """Check what this rank was given, meet the others, and count through the epochs.
+    """Check what this rank was given, connect to the others, and count epochs.
 
     Raises:
         WrongHardwareError: two ranks share a device.
-        JobError: the ranks do not find each other.
-        Interrupted: the job was told to end.
+        JobError: the ranks cannot connect.
+        Interrupted: a signal asked the job to end.
     """
     config = job.spec.train
-    options = _options(config.strategy_options)
-    meeting = _Meeting(job)
-    seen = [Sight(**sight) for sight in meeting.exchange(asdict(_look(job)))]
+    options: dict[str, Any] = dict(settings.strategy(config)[1])
+    connections = _Connections(job)
+    seen = [RankView(**view) for view in connections.exchange(asdict(_look(job)))]
     if job.spec.expect.gpus_per_node:
         check_distinct((s.node, _own_device(s, i, seen)) for i, s in enumerate(seen))
     result = job.result
@@ -73,7 +74,7 @@ def train(job: Job) -> None:
     job.events.write("world", world_size=job.world.size, nodes=job.world.nodes, ranks=[asdict(s) for s in seen])
     result.startup_s = timing.process_age_s()
     job.stop_signals.deferred = True
-    before = _resume(job, meeting)
+    before = _resume(job, connections)
     done, times_s = before.epoch, list(before.epoch_times_s)
     job.pulse.epochs = config.epochs
     for epoch in range(done + 1, config.epochs + 1):
@@ -90,9 +91,9 @@ def train(job: Job) -> None:
             write_json(job.run.checkpoint, asdict(Progress(epoch, times_s, total_time_s)))
             job.events.write("checkpoint", epoch=epoch)
     job.stop_signals.deferred = False
-    # A success is one of all ranks.
-    meeting.exchange(config.epochs)
-    meeting.close()
+    # The run succeeds only if all ranks come this far.
+    connections.exchange(config.epochs)
+    connections.close()
     result.epochs_done = config.epochs
     result.train_time_s = sum(times_s)
     result.epoch_time_s = median(times_s[1:] or times_s or [0.0])
@@ -100,20 +101,15 @@ def train(job: Job) -> None:
     result.total_time_s = before.total_time_s + timing.process_age_s()
 
 
-def _options(given: dict[str, Any]) -> dict[str, Any]:
-    declaration = registry.strategies()["probe"]
-    return declaration.options_with_defaults(given)
-
-
-def _look(job: Job) -> Sight:
+def _look(job: Job) -> RankView:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("ROCR_VISIBLE_DEVICES") or ""
     name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     devices = [device for device in visible.split(",") if device] if job.spec.expect.gpus_per_node else []
-    return Sight(job.world.node, name, sorted(os.sched_getaffinity(0)), devices)
+    return RankView(job.world.node, name, sorted(os.sched_getaffinity(0)), devices)
 
 
 def _look_at_data(job: Job) -> None:
-    """An event with what is wrong with the run's data set as this node sees it."""
+    """Write an event with what is wrong with the run's data set on this node."""
     name = job.spec.train.dataset
     declaration = registry.find(registry.datasets(), name)
     root = Path(job.spec.data_root) if job.spec.data_root else None
@@ -121,50 +117,50 @@ def _look_at_data(job: Job) -> None:
     job.events.write("data", dataset=name, problems=[asdict(problem) for problem in problems])
 
 
-def _own_device(sight: Sight, rank: int, seen: list[Sight]) -> str:
-    """The device a rank would compute on; as many names as ranks where the site shows none."""
-    local_rank = sum(s.node == sight.node for s in seen[:rank])
-    return sight.devices[local_rank % len(sight.devices)] if sight.devices else str(local_rank)
+def _own_device(view: RankView, rank: int, seen: list[RankView]) -> str:
+    """Return the device that a rank would compute on; a distinct name per rank where no device is visible."""
+    local_rank = sum(s.node == view.node for s in seen[:rank])
+    return view.devices[local_rank % len(view.devices)] if view.devices else str(local_rank)
 
 
-class _Meeting:
-    """Lines between rank 0 and every other one, open as long as the run lasts."""
+class _Connections:
+    """JSON lines between rank 0 and every other rank, for as long as the run lasts."""
 
     def __init__(self, job: Job) -> None:
         self._world = job.world
         self._streams: dict[int, TextIO] = {}
-        """By rank: all others on rank 0, rank 0 on all others."""
+        """By rank: on rank 0 all other ranks, on them rank 0."""
         if self._world.size == 1:
             return
         if self._world.rank == 0:
             self._host(job)
         else:
-            address, port = rendezvous.find(job.attempt.rendezvous, job.world, MEET_TIMEOUT_S)
-            self._streams[0] = self._open(socket.create_connection((address, port), timeout=MEET_TIMEOUT_S))
+            address, port = rendezvous.find(job.attempt.rendezvous, job.world, CONNECT_TIMEOUT_S)
+            self._streams[0] = self._open(socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S))
             self._write(0, self._world.rank)
 
     def exchange(self, own: Any) -> list[Any]:
-        """What every rank has, by rank. Collective.
+        """Return every rank's value, by rank. Collective.
 
         Raises:
-            ConnectionError: a rank is gone.
+            ConnectionError: a rank has ended.
         """
         if self._world.size == 1:
             return [own]
         if self._world.rank:
             self._write(0, own)
             return list(self._read(0))
-        all_of_them = [own, *(self._read(rank) for rank in range(1, self._world.size))]
+        values = [own, *(self._read(rank) for rank in range(1, self._world.size))]
         for rank in self._streams:
-            self._write(rank, all_of_them)
-        return all_of_them
+            self._write(rank, values)
+        return values
 
     def close(self) -> None:
         for stream in self._streams.values():
             stream.close()
 
     def _host(self, job: Job) -> None:
-        deadline = time.monotonic() + MEET_TIMEOUT_S
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
         with socket.create_server(("", 0), backlog=job.world.size) as server:
             addresses = rendezvous.own_addresses(job.world)
             rendezvous.publish(job.attempt.rendezvous, job.world, server.getsockname()[1], addresses)
@@ -174,16 +170,17 @@ class _Meeting:
                     connection, _ = server.accept()
                 except TimeoutError as error:
                     missing = sorted(set(range(1, job.world.size)) - self._streams.keys())
-                    raise JobError(f"ranks {missing} did not come within {MEET_TIMEOUT_S:.0f} s") from error
+                    raise JobError(f"ranks {missing} did not come within {CONNECT_TIMEOUT_S:.0f} s") from error
                 stream = self._open(connection)
-                if line := stream.readline():  # else somebody tried whether this address answers
+                if (
+                    line := stream.readline()
+                ):  # otherwise a rank tested whether it reaches this address (job/rendezvous.py)
                     self._streams[int(line)] = stream
 
     def _open(self, connection: socket.socket) -> TextIO:
-        # From here on the watchdog decides how long a silence may last.
-        connection.settimeout(None)
+        connection.settimeout(None)  # from now on the watchdog ends a hang
         stream = connection.makefile("rw", encoding="utf-8")
-        connection.close()  # the stream holds it
+        connection.close()  # the stream keeps the socket open
         return stream
 
     def _write(self, rank: int, value: Any) -> None:
@@ -200,15 +197,15 @@ class _Meeting:
             raise self._lost(rank) from error
 
     def _lost(self, rank: int) -> Exception:
-        # In the words by which workloads.job.entry tells the loss of a peer from a failure of our own.
+        # workloads/job/entry.py recognizes a lost peer by these words.
         return ConnectionError(f"rank {self._world.rank} lost rank {rank}: Connection closed by peer")
 
 
-def _resume(job: Job, meeting: _Meeting) -> Progress:
-    """What earlier attempts, or this one before it was requeued, have done: as rank 0 found it."""
+def _resume(job: Job, connections: _Connections) -> Progress:
+    """Return the progress of earlier attempts, or of this one before Slurm requeued it, as rank 0 reads it."""
     job.run.checkpoint.parent.mkdir(parents=True, exist_ok=True)
     own = read_json(job.run.checkpoint) if job.run.checkpoint.exists() else {}
-    before = Progress(**meeting.exchange(own)[0])
+    before = Progress(**connections.exchange(own)[0])
     if before.epoch:
         job.result.resumed_from_epoch = job.result.epochs_done = before.epoch
         job.events.write("resume", epoch=before.epoch)
@@ -227,7 +224,7 @@ def _wait(job: Job, seconds: float) -> None:
 
 
 def _fail(fault: str, most_mb: int, job: Job) -> None:
-    """Do what shall go wrong; returns only from taking as much memory as was asked for."""
+    """Fail on purpose; returns only after taking as much memory as requested."""
     print_error(f"rank {job.world.rank}: {fault} on purpose")
     if fault == "crash":
         raise RuntimeError("crash on purpose")

@@ -1,4 +1,4 @@
-"""What a ``TrainConfig`` means in torch: precision, seeds, model, optimiser, rate, loss. Same for every strategy."""
+"""What a ``TrainConfig`` means in torch, for every strategy: precision, seed, model, optimizer, loss, mode."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from workloads.loaders.protocol import Loader
 
 
 def dtype_of(config: TrainConfig) -> torch.dtype:
-    """Of parameters and input; bf16 computes in a narrower one under autocast."""
+    """Return the dtype of parameters and input; under bf16 only autocast computes in a narrower one."""
     return torch.float64 if config.precision == "fp64" else torch.float32
 
 
 def set_precision(config: TrainConfig) -> None:
-    """``fp32`` is IEEE everywhere: cuDNN's convolutions use TF32 by default, and that is another precision."""
+    """Set what ``fp32`` and ``tf32`` mean: torch's default lets cuDNN's convolutions compute fp32 in TF32."""
     torch.backends.cudnn.benchmark = config.cudnn_benchmark
     tf32 = config.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
@@ -31,14 +31,14 @@ def set_precision(config: TrainConfig) -> None:
 
 
 def build_model(config: TrainConfig, data: ImageData | SequenceData, size: int, root: Path | None = None) -> nn.Module:
-    """The model as every strategy starts from it: initialised from the seed, on the CPU.
+    """Make the model with which every strategy starts: initialized from the seed, on the CPU.
 
     Args:
         root: the data folder, where pretrained weights lie.
 
     Raises:
-        DatasetError: they are asked for and not there, or damaged.
-        InputError: they are asked for, and there are none for this model.
+        DatasetError: pretrained weights are missing or damaged.
+        InputError: the model has no pretrained weights.
     """
     torch.manual_seed(config.seed)
     declaration = settings.model(config)
@@ -47,22 +47,22 @@ def build_model(config: TrainConfig, data: ImageData | SequenceData, size: int, 
         if declaration.weights is None:
             raise InputError(f"there are no pretrained weights for {config.model}")
         declaration.weights.load(module, root, config.model)
-    module.to(dtype_of(config)).eval()  # so that going to training mode is a change, and freezes what must be frozen
+    module.to(dtype_of(config)).eval()  # the first change of mode freezes batch norm
     if config.channels_last:
         module.to(memory_format=torch.channels_last)
     return module
 
 
 def has_batch_norm(module: nn.Module) -> bool:
-    """Whether a layer of it is batch norm, of torch or derived from torch's."""
+    """Whether the model has batch norm, torch's or a subclass."""
     return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())
 
 
 def layers(config: TrainConfig, module: nn.Module) -> list[nn.Module]:
-    """The model as a list of layers.
+    """Return the model as a list of layers.
 
     Raises:
-        InputError: it cannot be cut.
+        InputError: the model cannot be cut.
     """
     cut = settings.model(config).layers
     if cut is None:
@@ -71,7 +71,7 @@ def layers(config: TrainConfig, module: nn.Module) -> list[nn.Module]:
 
 
 def example(loader: Loader) -> Callable[[int], Tensor]:
-    """(samples) -> input of that many samples: the first test sample so often."""
+    """Return (samples) -> an input of that many samples, all of them the first test sample."""
 
     def make(samples: int) -> Tensor:
         x = next(loader.test()).x
@@ -81,7 +81,7 @@ def example(loader: Loader) -> Callable[[int], Tensor]:
 
 
 def make_optimizer(config: TrainConfig) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """The maker of the configured optimiser, its update fused: one kernel on a GPU, one pass over memory on a CPU."""
+    """Return (parameters) -> the configured optimizer with torch's fused update, the fastest on GPU and CPU."""
 
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         if config.optimizer == "sgd":
@@ -100,15 +100,15 @@ def make_optimizer(config: TrainConfig) -> Callable[[Iterable[nn.Parameter]], to
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """For the next step, without waiting for the device."""
+    """Set the rate of the next step, without waiting for the device."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def loss_sum(config: TrainConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """(logits, y) -> training loss summed over samples; bfloat16 logits are widened first.
+    """Return (logits, y) -> training loss summed over samples, in float32 for bfloat16 logits.
 
-    The loss of a sample with an answer at each position is the mean over them.
+    The loss of a sequence is the mean over its positions.
     """
 
     def compute(logits: Tensor, y: Tensor) -> Tensor:
@@ -120,23 +120,23 @@ def loss_sum(config: TrainConfig) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def backward() -> Callable[[Tensor, float], None]:
-    """(loss, weight) -> gradients of weight x loss.
+    """Return (loss, weight) -> computes the gradients of weight x loss.
 
-    The weight goes in as the gradient of the loss, a tensor made once for each value: a product would launch kernels
-    there and back in every step, and small models are bound by launching.
+    The weight is the initial gradient, a tensor made once for each value. A product would launch two more kernels a
+    step, and launches bound small models.
     """
-    made: dict[float, Tensor] = {}
+    initial: dict[float, Tensor] = {}
 
     def compute(loss: Tensor, weight: float) -> None:
-        if weight not in made:
-            made[weight] = torch.full_like(loss, weight, requires_grad=False)
-        loss.backward(made[weight])  # type: ignore[no-untyped-call]
+        if weight not in initial:
+            initial[weight] = torch.full_like(loss, weight, requires_grad=False)
+        loss.backward(initial[weight])  # type: ignore[no-untyped-call]
 
     return compute
 
 
 def forward(config: TrainConfig, device: torch.device) -> Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]:
-    """(module, x) -> logits, under autocast for bf16."""
+    """Return (module, x) -> logits, under autocast for bf16."""
     if config.precision != "bf16":
         return lambda module, x: module(x)
 
@@ -148,7 +148,7 @@ def forward(config: TrainConfig, device: torch.device) -> Callable[[Callable[[Te
 
 
 def set_training(config: TrainConfig) -> Callable[[nn.Module, bool], None]:
-    """(module, training) -> mode set; frozen batch norm stays in evaluation mode, so its statistics stand still."""
+    """Return (module, training) -> sets the mode; frozen batch norm stays in evaluation mode."""
     freeze = config.batch_norm == "frozen"
 
     def switch(module: nn.Module, training: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a ``TrainConfig`` means in any framework: plug-ins, data, seeds, image size, learning rate."""
+"""What a ``TrainConfig`` means in every framework: plug-ins, data, seeds, image size, learning rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workloads.job.context import Job
 
 
 def strategy(config: TrainConfig) -> tuple[registry.StrategyDeclaration, registry.Options]:
-    """The declaration of the configured strategy, and all its options with the defaults filled in."""
+    """Return the declaration of the configured strategy and all its options, including defaults."""
     declaration = registry.find(registry.strategies(), config.strategy)
     if declaration is None:
         raise InputError(f"no strategy is named {config.strategy!r} here")
@@ -24,13 +24,13 @@ def strategy(config: TrainConfig) -> tuple[registry.StrategyDeclaration, registr
 
 
 def check_batch_norm(config: TrainConfig, num_train: int) -> None:
-    """For a model that has batch norm, as only the job knows of models that no plan can look into.
+    """Check a model with batch norm again: of some models, the plan cannot know that they have it.
 
     Args:
         num_train: samples of an epoch.
 
     Raises:
-        InputError: the strategy cannot train it with these options, or with these batches.
+        InputError: the strategy cannot train batch norm with these options or batches.
     """
     declaration, options = strategy(config)
     why = declaration.unsupported_batch_norm(options) or declaration.unsupported_batches(
@@ -43,14 +43,14 @@ def check_batch_norm(config: TrainConfig, num_train: int) -> None:
 
 
 def batch_norm_treatment(config: TrainConfig, has_batch_norm: bool) -> str:
-    """What batch norm sees, for the result."""
+    """Return what batch norm sees, for the result."""
     if not has_batch_norm:
         return "none"
     return "frozen" if config.batch_norm == "frozen" else strategy(config)[0].batch_norm_treatment
 
 
 def model(config: TrainConfig) -> registry.ModelDeclaration:
-    """The declaration of the configured model.
+    """Return the declaration of the configured model.
 
     Raises:
         InputError: there is none of that name, or a key that is set means nothing for it.
@@ -64,15 +64,15 @@ def model(config: TrainConfig) -> registry.ModelDeclaration:
 
 
 def data_root(job: Job) -> Path | None:
-    """Where data sets and pretrained weights lie; None when nobody said."""
+    """Return the folder of data sets and pretrained weights; None when the run has none."""
     return Path(job.spec.data_root) if job.spec.data_root else None
 
 
 def load_data(job: Job) -> ImageData | SequenceData:
-    """The data set, which must be the one that was planned.
+    """Load the planned data set.
 
     Raises:
-        DatasetError: it is damaged, or another one.
+        DatasetError: it is damaged, or its content differs from the plan.
         InputError: there is none of that name, or a key that is set means nothing for it.
     """
     config = job.spec.train
@@ -91,11 +91,11 @@ def load_data(job: Job) -> ImageData | SequenceData:
             hint="plan and submit again",
         )
     job.result.dataset_digest = data.digest
-    return _tested_on_part(data, config) if config.test_fraction < 1.0 else data
+    return _with_test_fraction(data, config) if config.test_fraction < 1.0 else data
 
 
-def _tested_on_part(data: ImageData | SequenceData, config: TrainConfig) -> ImageData | SequenceData:
-    """With the share of the test samples that ``test_fraction`` names."""
+def _with_test_fraction(data: ImageData | SequenceData, config: TrainConfig) -> ImageData | SequenceData:
+    """Keep the share of the test samples that ``test_fraction`` names."""
     import dataclasses
 
     import numpy as np
@@ -110,15 +110,15 @@ def _tested_on_part(data: ImageData | SequenceData, config: TrainConfig) -> Imag
 
 
 def seed_of(*parts: int) -> int:
-    """A seed that depends on every part, and is the same on every machine."""
+    """Return a seed that depends on every part and is the same on every machine."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8]) >> 1
 
 
 def image_size(config: TrainConfig, data: ImageData | SequenceData) -> int:
-    """Pixels a side that the model is fed; positions, of sequences.
+    """Return the side of the model's input in pixels; for sequences, their length.
 
     Raises:
-        InputError: the model cannot take that size.
+        InputError: the model does not support that size.
     """
     try:
         return model(config).input_size(config.model, config.image_size, data.size)
@@ -129,10 +129,10 @@ def image_size(config: TrainConfig, data: ImageData | SequenceData) -> int:
 
 
 def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
-    """The rate of a step (0-based) of ``steps``.
+    """Return the learning rate of a step (0-based) of ``steps``.
 
-    Warm-up rises in equal stages and reaches ``lr`` at its last step; no step has a rate of zero. ``cosine`` and
-    ``linear`` fall from ``lr`` right after it and would reach zero one step after the last.
+    Warm-up rises linearly and reaches ``lr`` at its last step; no step has a rate of zero. ``cosine`` and ``linear``
+    fall from ``lr`` in the step after it and would reach zero one step after the last.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps

@@ -1,4 +1,4 @@
-"""Checkpoints of the TensorFlow engine: numpy's archive, parameters named and laid out as torch's are."""
+"""Checkpoints of the TensorFlow engine: a numpy archive, parameters with torch's names and memory layout."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ABOUT = "about"
 
 
 def save(path: Path, run_id: str, state: dict[str, Any], progress: dict[str, Any]) -> None:
-    """Write a checkpoint so that a kill leaves the old one or the new one.
+    """Write a checkpoint; a kill leaves the old one or the new one.
 
     Args:
         state: ``model``: arrays by name; ``optimizer``: ``steps``, and arrays by name for each slot.
-        progress: what JSON can hold: where training stands and what was measured.
+        progress: where training stands and what was measured, as JSON values.
 
     Raises:
-        OSError: the disk is full or the folder not writable; the checkpoint before is untouched.
+        OSError: the disk is full or the folder not writable; the previous checkpoint is unchanged.
     """
     optimizer = dict(state["optimizer"])
     about = {"version": VERSION, "run_id": run_id, "steps": optimizer.pop("steps"), "progress": progress}
@@ -38,10 +38,10 @@ def save(path: Path, run_id: str, state: dict[str, Any], progress: dict[str, Any
 
 
 def load(path: Path, run_id: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The state and the progress of a checkpoint; None when there is none.
+    """Return the state and the progress of a checkpoint; None when there is none.
 
     Raises:
-        DamagedCheckpointError: it is cut short, damaged, of another run or another version.
+        DamagedCheckpointError: it is truncated, damaged, or of another run or version.
     """
     if not path.exists():
         return None

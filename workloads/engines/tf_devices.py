@@ -1,4 +1,4 @@
-"""The devices that TensorFlow computes on, whether they are what was planned, and what the run saw."""
+"""The devices that a run computes on with TensorFlow, whether they are the planned ones, and what it sees."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import os
 import keras
 import tensorflow as tf
 
+from workloads.engines.world_report import record_world
 from workloads.errors import JobError, WrongHardwareError
 from workloads.job.context import Job
 from workloads.job.world import visible_gpus
-from workloads.provenance import code_snapshot, job_facts
 
 
 def choose(job: Job) -> tuple[str, ...]:
-    """The run's devices, as TensorFlow names them; nothing may have used TensorFlow before.
+    """Return TensorFlow's names of the run's devices. Call it before anything else uses TensorFlow.
 
     Raises:
-        WrongHardwareError: it sees fewer GPUs than were planned.
+        WrongHardwareError: TensorFlow sees fewer GPUs than planned.
     """
     count = job.spec.train.hardware.devices
     if job.spec.expect.gpus_per_node:
@@ -49,7 +49,7 @@ def _cores(count: int) -> None:
 
 
 def _logical_cpus(count: int) -> None:
-    """One process may stand for several CPU devices."""
+    """Make logical CPU devices: one process may stand for several."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     made = tf.config.get_logical_device_configuration(cpu)
     if made is not None and len(made) >= count:
@@ -61,7 +61,7 @@ def _logical_cpus(count: int) -> None:
 
 
 def memory_bytes(devices: tuple[str, ...]) -> tuple[int, int] | None:
-    """(allocated now, peak) of the GPU that has most of each; None on CPUs."""
+    """Return (allocated now, peak) of the GPU with most of each; None on CPUs."""
     if not devices[0].startswith("/GPU"):
         return None
     found = [tf.config.experimental.get_memory_info(device[1:]) for device in devices]
@@ -69,41 +69,30 @@ def memory_bytes(devices: tuple[str, ...]) -> tuple[int, int] | None:
 
 
 def describe_world(job: Job, devices: tuple[str, ...], initial_weights: str) -> None:
-    """Put on record what the run sees.
+    """Record what the run sees.
 
     Args:
         initial_weights: where they come from: ``torch`` or ``keras``.
     """
-    gpus = (visible_gpus() or []) if devices[0].startswith("/GPU") else []
-    about = job_facts.collect(code_snapshot.run_code_digest(job.spec))
-    result = job.result
-    result.world_size = job.world.size
-    result.device_name = gpus[0].name if gpus else about["cpu_model"]
-    result.devices_seen = len(tf.config.list_physical_devices("GPU")) if devices[0].startswith("/GPU") else None
-    result.cpus_seen = len(os.sched_getaffinity(0))
+    on_gpu = devices[0].startswith("/GPU")
+    gpus = (visible_gpus() or []) if on_gpu else []
     build = tf.sysconfig.get_build_info()
-    result.provenance = about | {
-        "tensorflow": {
-            "version": tf.__version__,
-            "keras": keras.__version__,
-            "cuda": build.get("cuda_version"),
-            "cudnn": build.get("cudnn_version"),
-            "threads": tf.config.threading.get_intra_op_parallelism_threads(),
-        },
-        "initial_weights": initial_weights,
-        "gpus": [{"name": g.name, "memory_bytes": g.memory_bytes, "uuid": g.uuid} for g in gpus],
-        "launcher": job.world.launcher.value,
-        "nodes": job.world.nodes,
-        "submitted_code_digest": job.spec.code_digest,
-    }
-    job.events.write(
-        "world",
-        world_size=job.world.size,
-        nodes=job.world.nodes,
-        launcher=job.world.launcher.value,
+    record_world(
+        job,
         device=", ".join(devices),
-        device_name=result.device_name,
-        devices_seen=result.devices_seen,
-        cpus_seen=result.cpus_seen,
+        gpus=gpus,
+        own_gpu=gpus[0] if gpus else None,
+        devices_seen=len(tf.config.list_physical_devices("GPU")) if on_gpu else None,
+        cpus_seen=len(os.sched_getaffinity(0)),
+        software={
+            "tensorflow": {
+                "version": tf.__version__,
+                "keras": keras.__version__,
+                "cuda": build.get("cuda_version"),
+                "cudnn": build.get("cudnn_version"),
+                "threads": tf.config.threading.get_intra_op_parallelism_threads(),
+            },
+            "initial_weights": initial_weights,
+        },
         initial_weights=initial_weights,
     )

@@ -20,7 +20,7 @@ from workloads.loaders.protocol import Shard
 from workloads.loaders.sample_order import SamplePlan, epoch_order
 
 AHEAD = 2
-"""Batches that are gathered before they are wanted."""
+"""Batches that tf.data prepares in advance."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +102,7 @@ class TfLoader(SamplePlan):
 
 
 class Preparation:
-    """uint8 pixels to what a model is fed, inside a step: normalised, then resized as the resident loader resizes."""
+    """Turns uint8 pixels into the model's input inside a step: normalized, then resized as the resident loader does."""
 
     def __init__(self, data: ImageData, image_size: int, dtype: str) -> None:
         self.dtype = dtype
@@ -120,17 +120,17 @@ class Preparation:
 
 
 def _resampling(inputs: int, outputs: int) -> np.ndarray:
-    """(outputs, inputs) weights of bilinear interpolation that averages where it shrinks, as torch's ``antialias``.
+    """Return the (outputs, inputs) weights of bilinear interpolation with torch's ``antialias``.
 
-    tf.image.resize computes in single precision only.
+    ``tf.image.resize`` returns float32 for every method but nearest neighbor, so it cannot serve fp64 runs.
     """
     scale = inputs / outputs
     support = max(scale, 1.0)
     weights = np.zeros((outputs, inputs))
     for output in range(outputs):
-        centre = scale * (output + 0.5)
-        first = max(int(centre - support + 0.5), 0)
-        places = np.arange(first, min(int(centre + support + 0.5), inputs))
-        near = np.maximum(0.0, 1.0 - np.abs(places - centre + 0.5) / support)
-        weights[output, places] = near / near.sum()
+        center = scale * (output + 0.5)
+        first = max(int(center - support + 0.5), 0)
+        sources = np.arange(first, min(int(center + support + 0.5), inputs))
+        near = np.maximum(0.0, 1.0 - np.abs(sources - center + 0.5) / support)
+        weights[output, sources] = near / near.sum()
     return weights

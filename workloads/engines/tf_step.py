@@ -1,4 +1,4 @@
-"""Training and evaluation steps in TensorFlow, traced once for each batch size, whatever the strategy."""
+"""Training and evaluation steps in TensorFlow, for every strategy, traced once for each batch size."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from workloads.strategies.shared.keras_protocol import KerasStrategy
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
-"""Of Adam, both torch's defaults. Keras' epsilon is another (1e-7), added elsewhere."""
+"""Of Adam: torch's defaults. Keras has 1e-7 and adds it to another term."""
 
 
 class Optimizer:
-    """torch's SGD, Adam and AdamW through TensorFlow's fused kernels, one for each parameter.
+    """torch's SGD, Adam and AdamW through TensorFlow's fused kernels, one call for each parameter.
 
-    The kernel of Adam adds epsilon before the second moment's bias is corrected and torch after it, and corrects in the
-    parameter's precision; so both corrections are made here, in the rate and in epsilon.
+    TensorFlow's ResourceApplyAdam adds epsilon before it corrects the bias of the second moment, torch afterwards. It
+    also corrects in the parameter's precision. So this class corrects both moments itself, in rate and epsilon.
     """
 
     def __init__(self, config: TrainConfig, variables: Sequence[Any], distribution: Any) -> None:
@@ -35,14 +35,14 @@ class Optimizer:
         self.rate = config.lr
         names = ("exp_avg", "exp_avg_sq") if self._adam else ("momentum_buffer",) if config.momentum else ()
         self.slots: dict[str, list[Any]] = {name: [self._slot(v) for v in variables] for name in names}
-        """What the optimiser keeps, as torch names it, of each parameter."""
+        """The optimizer state of each parameter, by torch's names."""
 
     def _slot(self, variable: Any) -> Any:
         with self._distribution.scope(), self._distribution.extended.colocate_vars_with(variable):
             return tf.Variable(tf.zeros(variable.shape, variable.dtype), trainable=False)
 
     def next_scalars(self) -> np.ndarray:
-        """For the next step: (rate, the kernel's rate, the kernel's epsilon)."""
+        """Return (rate, the kernel's rate, the kernel's epsilon) of the next step."""
         self.steps += 1
         if not self._adam:
             return np.array([self.rate, self.rate, 0.0])
@@ -50,7 +50,7 @@ class Optimizer:
         return np.array([self.rate, self.rate * second**0.5 / first, EPSILON * second**0.5])
 
     def apply(self, gradients: Sequence[Any], scalars: Any) -> None:
-        """Sum gradients over replicas and update; for use in a replica."""
+        """Sum gradients over replicas and update the variables. Called in a replica."""
 
         def update(distribution: Any, own: Sequence[Any]) -> None:
             pairs = list(zip(own, self._variables, strict=True))
@@ -93,8 +93,8 @@ class Optimizer:
             tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
 
 
-class Steps:
-    """The model under one strategy, with its optimiser."""
+class KerasTrainer:
+    """The model under one strategy, with its optimizer."""
 
     def __init__(
         self, config: TrainConfig, strategy: KerasStrategy, maker: Maker, prepare: Preparation, classes: int
@@ -115,24 +115,24 @@ class Steps:
         self._traced_count = tf.function(self._count, autograph=False)
 
     def seed(self, seed: int) -> None:
-        """Of what dropout draws in the steps from now on."""
+        """Seed what dropout draws in the steps from now on."""
         self._seed, self._since_seed = seed, 0
 
     def train_step(self, batch: TfBatch) -> Any:
-        """One step; the summed loss."""
+        """Run one step; returns the summed loss."""
         self._since_seed += 1
         self._statistics_differ = self._replicas > 1
-        # Far below what would wrap when it is multiplied by a place in the model.
+        # Small enough that int64 does not overflow when dropout layers multiply it by their number.
         seed = np.array([self._seed >> 16, self._since_seed], np.int64)
         return self._traced_train(batch.pixels, batch.labels, tf.constant(self.optimizer.next_scalars()), seed)
 
     def count(self, batch: TfBatch) -> Any:
-        """(samples, summed loss, right answers, given answers, due answers by class), flat, in float64."""
+        """Return (samples, summed loss, then by class: correct, predicted and true labels), flat, in float64."""
         self.average_statistics()
         return self._traced_count(batch.pixels, batch.labels)
 
     def average_statistics(self) -> None:
-        """Running statistics of replicas become their mean, in each; cheap when nothing changed."""
+        """Set the running statistics of all replicas to their mean; returns at once when nothing changed."""
         if self._statistics_differ:
             self._statistics_differ = False
             for variable in self._statistics:
@@ -156,8 +156,8 @@ class Steps:
             x, y, counts = self._part(pixels, labels)
             logits = self._wide(self._strategy.logits(x))
             loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
-            answers = tf.argmax(logits, axis=1)
-            rows = [tf.boolean_mask(y, answers == y), answers, y]
+            predicted = tf.argmax(logits, axis=1)
+            rows = [tf.boolean_mask(y, predicted == y), predicted, y]
             by_class = [tf.math.bincount(tf.cast(r, tf.int32), minlength=self._classes) for r in rows]
             flat = [[tf.shape(y)[0]], [loss], *by_class]
             return counts * tf.concat([tf.cast(v, tf.float64) for v in flat], axis=0)
@@ -168,7 +168,7 @@ class Steps:
         return self._distribution.reduce("SUM", self._distribution.run(replica), axis=None)
 
     def _part(self, pixels: Any, labels: Any) -> tuple[Any, Any, float]:
-        """This replica's part of a batch, and 1; or a stand-in sample, and 0."""
+        """Return this replica's part of a batch, and 1; or a stand-in sample, and 0."""
         replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
         rows = Shard(int(replica), self._replicas).part(int(labels.shape[0]))
         counts = float(rows.stop > rows.start)
@@ -187,12 +187,12 @@ class Steps:
         return tf.cast(logits, self._prepare.dtype)
 
     def set_model(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Take over parameters and running statistics, named and laid out as torch's."""
+        """Load parameters and running statistics with torch's names and memory layout."""
         for entry in self.entries:
             entry.variable.assign(entry.from_torch(np.asarray(weights[entry.name])))
 
     def state_dict(self) -> dict[str, Any]:
-        """Whole model and optimiser as arrays, named and laid out as torch's."""
+        """Return the whole model and optimizer as arrays, with torch's names and memory layout."""
         self.average_statistics()
         learning = [e for e in self.entries if e.trainable]
         optimizer: dict[str, Any] = {"steps": self.optimizer.steps}
@@ -201,7 +201,7 @@ class Steps:
         return {"model": {e.name: e.to_torch(_numpy(e.variable)) for e in self.entries}, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Load what :meth:`state_dict` returned."""
         self.set_model(state["model"])
         self.optimizer.steps = state["optimizer"]["steps"]
         learning = [e for e in self.entries if e.trainable]

@@ -1,6 +1,6 @@
-"""Loss, accuracy and per-class figures over a whole test set, each sample counted once at any world size.
+"""Evaluate a torch strategy on the whole test set, counting each sample once at any world size.
 
-A sample has one answer, or one at each of its positions; of those, each counts.
+An image has one label, a sequence one at each position, and each counts.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from workloads.strategies.shared.protocol import Strategy
 
 
 class _Counts:
-    """Sums on the device: nothing is read before the end."""
+    """Counts on the device, read once at the end."""
 
     def __init__(self, classes: int, device: torch.device) -> None:
         self._classes = classes
         self._samples = 0
-        # One row each: right answers, given answers and due answers by class. Below 2^53 a double counts exactly.
+        # One row each: correct, predicted and true labels by class. A double counts exactly up to 2^53.
         self._rows = torch.zeros(3, classes, dtype=torch.float64, device=device)
         self._loss = torch.zeros(1, dtype=torch.float64, device=device)
 
-    def take(self, logits: Tensor, y: Tensor) -> None:
-        """Samples of one batch."""
+    def add(self, logits: Tensor, y: Tensor) -> None:
+        """Add the samples of one batch."""
         logits = logits.float() if logits.dtype == torch.bfloat16 else logits
         self._loss += functional.cross_entropy(logits, y, reduction="none").double().sum()
         self._samples += len(y)
-        answers, y = logits.argmax(dim=1).reshape(-1), y.reshape(-1)
+        predicted, y = logits.argmax(dim=1).reshape(-1), y.reshape(-1)
         ones = torch.ones(len(y), dtype=torch.float64, device=y.device)
-        self._rows[0].index_add_(0, y, (answers == y).double())
-        self._rows[1].index_add_(0, answers, ones)
+        self._rows[0].index_add_(0, y, (predicted == y).double())
+        self._rows[1].index_add_(0, predicted, ones)
         self._rows[2].index_add_(0, y, ones)
 
     def total(self, communication: Communication) -> tuple[int, float, list[list[float]]]:
-        """(samples, summed loss, the three rows) over all ranks, in one message."""
+        """Return (samples, summed loss, the three rows) over all ranks, in one message. Collective."""
         samples = torch.full_like(self._loss, self._samples)
         flat = communication.add(torch.cat([samples, self._loss, self._rows.reshape(-1)])).tolist()
         n = self._classes
@@ -55,16 +55,16 @@ def evaluate(
     communication: Communication,
     beat: Callable[[], None],
 ) -> Evaluation:
-    """Run the test set once. Collective.
+    """Evaluate the test set once. Collective.
 
     Raises:
-        JobError: another number of samples was counted than the test set has.
+        JobError: the number of counted samples differs from the test set's.
     """
     counts = _Counts(len(class_names), device)
     for batch in loader.test():
         logits = strategy.logits(batch.x)
         if logits is not None and batch.num_local:
-            counts.take(logits, batch.y)
+            counts.add(logits, batch.y)
         beat()
     samples, loss, rows = counts.total(communication)
-    return evaluation.evaluation(class_names, samples, loss, rows, loader.num_test)
+    return evaluation.from_counts(class_names, samples, loss, rows, loader.num_test)

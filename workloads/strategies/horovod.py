@@ -17,7 +17,7 @@ from workloads.contract import Topology
 from workloads.errors import JobError
 from workloads.job import rendezvous
 from workloads.registry import Option, Options, StrategyDeclaration
-from workloads.strategies.shared.torch_strategy import ReplicaStrategy, host_group
+from workloads.strategies.shared.torch_strategy import ReplicaStrategy
 
 if TYPE_CHECKING:
     from workloads.job.world import World
@@ -59,11 +59,10 @@ def _configure(task: Task) -> None:
     world = task.world
     ranks: list[tuple[int, int, int]] = [(world.node, world.local_rank, world.local_size)] * world.size
     address_and_port: list[Any] = [None, None]
-    group = host_group(task)
-    distributed.all_gather_object(ranks, ranks[world.rank], group=group)
+    distributed.all_gather_object(ranks, ranks[world.rank], group=task.host_group)
     if world.rank == 0:
         address_and_port = [rendezvous.own_addresses(world), _serve(world, ranks)]
-    distributed.broadcast_object_list(address_and_port, 0, group=group)
+    distributed.broadcast_object_list(address_and_port, 0, group=task.host_group)
     address = _reachable(*address_and_port)
     own = _slot(world, ranks, world.rank)
     os.environ |= {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from workloads.contract import Topology
 from workloads.registry import Option, StrategyDeclaration
 from workloads.strategies.shared.running_statistics import average, trained_statistics
-from workloads.strategies.shared.torch_strategy import TorchStrategy, host_group
+from workloads.strategies.shared.torch_strategy import TorchStrategy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,6 @@ class LocalSgd(TorchStrategy):
         """The replica's own values while the module holds the average; None while the module holds the replica."""
         self._period = int(task.options["period"])  # type: ignore[arg-type]
         self._steps_done = 0
-        self._host_group = host_group(task)
 
     def train_step(self, batch: Batch) -> Tensor:
         self._restore_replica()
@@ -56,7 +55,7 @@ class LocalSgd(TorchStrategy):
         replicas: list[dict[str, Any]] = [own] * self.task.world.size
         if self.task.world.size > 1:
             answers = replicas if self.task.world.rank == 0 else None
-            distributed.gather_object(own, answers, group=self._host_group)
+            distributed.gather_object(own, answers, group=self.task.host_group)
         self._load_average()
         model = super().state_dict()["model"]
         return {"model": model, "optimizer": {**own["optimizer"], "replicas": replicas, "steps": self._steps_done}}

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from workloads.contract import Hardware, Topology
 from workloads.registry import Option, Options, StrategyDeclaration
 from workloads.strategies.shared import compiled_steps, partition
-from workloads.strategies.shared.torch_strategy import host_group
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +55,7 @@ class Pipeline:
         stages = []
         for number in range(self._rank, self._num_stages, self._ranks):
             self._stages[number] = stage = Stage(task, parts[number].to(task.device)).eval()
-            ends = {"input_args": wires[number], "output_args": wires[number + 1]}
+            ends: dict[str, Any] = {"input_args": wires[number], "output_args": wires[number + 1]}
             stages.append(PipelineStage(stage, number, self._num_stages, task.device, **ends))
         own = {id(t) for t in self._tensors()}
         every = list(self._module.parameters())
@@ -64,7 +63,6 @@ class Pipeline:
         self.optimizer = task.make_optimizer([every[i] for i in self._own_indices] or [_placeholder()])
         self._num_global = 1
         self._schedule = _schedule(schedule, stages, chunks, self._loss)
-        self._host_group = host_group(task)
         self._captured = False
 
     def prepare(self, batch: Batch) -> None:
@@ -126,7 +124,7 @@ class Pipeline:
             "state": {self._own_indices[j]: values for j, values in state["optimizer"]["state"].items()},
         }
         shares: list[dict[str, Any]] = [share] * self._ranks
-        distributed.gather_object(share, shares if self._rank == 0 else None, group=self._host_group)
+        distributed.gather_object(share, shares if self._rank == 0 else None, group=self._task.host_group)
         model = {name: next((s["model"][name] for s in shares if name in s["model"]), held[name]) for name in held}
         states = {i: values for s in shares for i, values in s["state"].items()}
         every = list(range(len(list(self._module.parameters()))))

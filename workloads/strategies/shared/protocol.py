@@ -29,6 +29,7 @@ from workloads.registry import Options
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
 
     from workloads.job.world import World
     from workloads.loaders.protocol import Batch
@@ -65,6 +66,9 @@ class Task:
     writes rank 0's balance into result and checkpoint."""
     example: Callable[[int], Tensor]
     """(samples) -> input of that many samples on ``device``, as the loader yields it, for trying the model out."""
+    host_group: ProcessGroup | None
+    """A process group of all ranks for Python objects and CPU tensors; None where torch's default group carries them,
+    as NCCL does not."""
     devices: tuple[torch.device, ...]
     """All devices of this rank, ``device`` first. On a CPU, where one process may stand for several devices, the CPU
     several times."""

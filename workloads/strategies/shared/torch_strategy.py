@@ -14,7 +14,6 @@ from workloads.strategies.shared.running_statistics import RunningStatistics
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
-    from torch.distributed import ProcessGroup
 
     from workloads.loaders.protocol import Batch
     from workloads.strategies.shared.protocol import Task
@@ -176,17 +175,3 @@ def under_autocast(task: Task, module: nn.Module) -> nn.Module:
             return task.forward(self.module, x)
 
     return UnderAutocast().eval()
-
-
-def host_group(task: Task) -> ProcessGroup | None:
-    """Return a gloo group of all ranks for CPU tensors and Python objects. Collective.
-
-    None where the default group can carry them: NCCL carries GPU memory only.
-    """
-    from torch import distributed
-
-    if task.device.type == "cpu" or task.world.size == 1:
-        return None
-    group = distributed.new_group(backend="gloo")
-    assert not isinstance(group, int), "new_group returns a number to ranks outside of the group only"
-    return group
