@@ -137,13 +137,6 @@ def _sqlite(path: Path, *, read_only: bool) -> Store:
     return Store(str(path), engine, read_only=read_only)
 
 
-def _is_filled(path: Path) -> bool:
-    try:
-        return path.stat().st_size > 0
-    except FileNotFoundError:
-        return False
-
-
 def _connect_sqlite(path: Path, *, read_only: bool) -> sqlite3.Connection:
     """Connect with the busy time-out set from the start, so that no pragma fails on a busy database."""
     uri = f"file:{quote(os.fsencode(path.absolute()))}?mode={'ro' if read_only else 'rwc'}"
@@ -162,7 +155,8 @@ def _connect_sqlite(path: Path, *, read_only: bool) -> sqlite3.Connection:
         connection.close()
         # In a folder without write permission, or on a full disk, SQLite cannot create a write-ahead log's shared
         # memory. It needs none where the file is declared immutable (sqlite.org/wal.html, "Read-Only Databases").
-        if not path.exists() or _is_filled(path.with_name(path.name + "-wal")):
+        log_file = path.with_name(path.name + "-wal")
+        if not path.exists() or (log_file.exists() and log_file.stat().st_size > 0):
             raise
         connection = connect(uri + "&immutable=1")
     connection.execute("PRAGMA query_only = ON")

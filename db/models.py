@@ -67,13 +67,16 @@ def _table(name: str, *columns: Any, key: tuple[str, ...]) -> Table:
     return Table(name, metadata, *columns, PrimaryKeyConstraint(*key), sqlite_with_rowid=False)
 
 
-def _attempt_columns() -> list[Column[Any] | ForeignKeyConstraint]:
-    """Return the columns by which rows belong to an attempt."""
-    return [
+def _attempt_table(name: str, *columns: Column[Any], key: str | None = None) -> Table:
+    """Create a table whose rows belong to an attempt, several of them where there is a further key."""
+    return _table(
+        name,
         Column("run_id", Text, nullable=False),
         Column("attempt", BigInteger, nullable=False),
+        *columns,
         ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
-    ]
+        key=("run_id", "attempt", key) if key else ("run_id", "attempt"),
+    )
 
 
 runs = _table(
@@ -108,56 +111,39 @@ attempts = _table(
 _OWN_TABLES = {"per_class", "memory_by_rank"}
 """Lists of a result that are rows of ``classes`` and ``ranks``."""
 
-results = _table(
+results = _attempt_table(
     "results",
-    *_attempt_columns(),
     *_columns({k: v for k, v in result_fields().items() if k not in {"run_id", "attempt"} | _OWN_TABLES}),
     Column("code_digest", Text),
     Column("packages_digest", Text),
-    key=("run_id", "attempt"),
 )
 """One row per ``result.json``."""
 
-epochs = _table(
+_MEMORY = dict.fromkeys(("allocated_memory_bytes", "peak_memory_bytes"), "int | None")
+
+epochs = _attempt_table(
     "epochs",
-    *_attempt_columns(),
     Column("epoch", BigInteger, nullable=False),
     Column("steps", BigInteger),
-    Column("train_loss", Double),
-    Column("test_loss", Double),
-    Column("test_accuracy", Double),
-    Column("epoch_time_s", Double),
-    Column("evaluate_s", Double),
-    Column("samples_per_s", Double),
-    Column("lr", Double),
-    Column("allocated_memory_bytes", BigInteger),
-    Column("peak_memory_bytes", BigInteger),
+    *_columns(dict.fromkeys(("train_loss", "test_loss", "test_accuracy"), "float | None")),
+    *_columns(dict.fromkeys(("epoch_time_s", "evaluate_s", "samples_per_s", "lr"), "float | None")),
+    *_columns(_MEMORY),
     Column("diverged", Boolean, nullable=False),
-    key=("run_id", "attempt", "epoch"),
+    key="epoch",
 )
 """``diverged``: the epoch's training or test loss was NaN or infinite, and is null here."""
 
-classes = _table(
+classes = _attempt_table(
     "classes",
-    *_attempt_columns(),
     Column("class_index", BigInteger, nullable=False),
     Column("class_name", Text, nullable=False),
-    Column("precision", Double),
-    Column("recall", Double),
-    Column("f1", Double),
+    *_columns(dict.fromkeys(("precision", "recall", "f1"), "float | None")),
     Column("support", BigInteger),
-    key=("run_id", "attempt", "class_index"),
+    key="class_index",
 )
 """Test metrics of each class of a result."""
 
-ranks = _table(
-    "ranks",
-    *_attempt_columns(),
-    Column("rank", BigInteger, nullable=False),
-    Column("allocated_memory_bytes", BigInteger),
-    Column("peak_memory_bytes", BigInteger),
-    key=("run_id", "attempt", "rank"),
-)
+ranks = _attempt_table("ranks", Column("rank", BigInteger, nullable=False), *_columns(_MEMORY), key="rank")
 """Memory of each rank of a result."""
 
 ingested = _table(

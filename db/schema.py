@@ -21,9 +21,13 @@ from sqlalchemy import Connection, TableClause, delete, text
 from db.error_messages import another_or_anew, damaged, missing_column
 from db.errors import ForeignStoreError, StoreError
 from db.models import CONTENT, VIEWS, ingested, metadata, results, schema_revision, summary
+from workloads.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from db.connect import Store
+
+with lazy_imports(__name__):
+    from alembic import command, config
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 
@@ -154,15 +158,12 @@ def _upgrade(store: Store, connection: Connection, found: str) -> None:
 
 
 def _run_migrations(connection: Connection) -> None:
-    import alembic.command
-    from alembic.config import Config
-
-    config = Config()
-    # Alembic reads % in options as the start of a placeholder.
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = connection
-    alembic.command.upgrade(config, "head")
+    options = config.Config()
+    # Alembic's options are those of configparser, which reads % as the start of a placeholder.
+    options.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    options.set_main_option("path_separator", "os")
+    options.attributes["connection"] = connection
+    command.upgrade(options, "head")
 
 
 def _create_views(connection: Connection) -> None:
