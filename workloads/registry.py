@@ -1,9 +1,9 @@
-"""What a plug-in declares, and how declarations are found. Imports no framework.
+"""Declarations of strategies, models and data sets, and how they are found. Imports no framework.
 
 A strategy, model or data set is one file in ``workloads/strategies``, ``workloads/models`` or ``workloads/datasets``
-that binds the name ``DECLARATION``; the file's stem is the plug-in's name. Packages elsewhere add their own through the
+that binds the name ``DECLARATION``; the file's stem is the plug-in's name. Other packages add theirs through the
 entry-point groups ``orchestrate.strategies``, ``.models`` and ``.datasets``, each entry naming a declaration.
-A declaration is data plus functions that import their framework when called, so the login side reads it anywhere.
+A declaration is data, and functions that import their framework when called, so that login nodes need no framework.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from workloads.contract import Hardware, Topology, TrainConfig
@@ -27,23 +26,23 @@ if TYPE_CHECKING:
     from workloads.models.shared.weights import Weights as Weights
 
 PLUGIN_PACKAGES = ("strategies", "models", "datasets")
-"""Packages of ours, and the last words of entry-point groups."""
+"""Our packages, and the last words of entry-point groups."""
 TENSORFLOW = "tensorflow"
 """The framework whose models are ``ModelDeclaration.keras_layers``."""
 
 WEIGHTS = "weights/"
-"""Before a model's name where data sets are named: its pretrained weights."""
+"""Prefix that names a model's pretrained weights in place of a data set."""
 NO_FRAMEWORK = "none"
-"""The framework of a strategy that loads neither model nor data: any of them goes with it."""
+"""The framework of strategies that load neither model nor data."""
 
 
 class Samples(StrEnum):
-    """What a data set holds and a model is fed; the two must agree."""
+    """Kind of samples; that of a model and its data set must agree."""
 
     IMAGES = "images"
-    """With a class each."""
+    """Each with a class."""
     SEQUENCES = "sequences"
-    """Of symbols; of each position, the symbol that follows is the class."""
+    """Of symbols; the class of a position is the next symbol."""
 
 
 OptionValue = bool | int | float | str | tuple[int, ...]
@@ -55,7 +54,7 @@ class Option:
     """One option of a strategy, such as DDP's bucket size."""
 
     name: str
-    """With its unit, as in ``bucket_cap_mb``."""
+    """Ends with its unit, as in ``bucket_cap_mb``."""
     type: type[bool] | type[int] | type[float] | type[str] | type[tuple[int, ...]]
     default: OptionValue
     summary: str
@@ -65,7 +64,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyDeclaration:
-    """A way of parallel training, as the planner sees it."""
+    """A strategy of parallel training. The functions ``unsupported_*`` return a reason, or an empty text."""
 
     name: str
     summary: str
@@ -83,32 +82,31 @@ class StrategyDeclaration:
     create: Callable[[], Callable[..., Any]]
     """Imports the framework and returns the class, one of ``strategies.shared.protocol`` or
     ``strategies.shared.keras_protocol``; called in the job only."""
-    unsupported_hardware: Callable[[Hardware, Options], str] = lambda _hardware, _options: ""
-    """Why this strategy cannot run on that hardware; empty when it can."""
-    unsupported_training: Callable[[Mapping[str, Any], Options], str] = lambda _train, _options: ""
-    """Why it cannot train like that (keys of ``TrainConfig`` to values); empty when it can. It may read ``precision``,
-    ``channels_last``, ``loader``, ``optimizer`` and ``epochs``."""
     needs_layers: bool = False
-    """Whether the model must be one that can be cut into a list of layers."""
-    unsupported_layers: Callable[[int, Hardware, Options], str] = lambda _layers, _hardware, _options: ""
-    """Why it cannot cut a model of so many layers into its parts; empty when it can."""
+    """Whether it needs a model that can be cut into layers."""
     micro_batches: Callable[[Options], int] = lambda _options: 1
-    """Into how many micro-batches a step cuts what a rank has of a batch, as ``torch.chunk`` cuts; batch norm sees
-    one."""
-    divides_state: Callable[[Options], bool] = lambda _options: False
-    """Whether each device holds its part only of weights, gradients and optimiser state, so that models larger than one
-    device can be trained."""
+    """Number of micro-batches that a step cuts a rank's samples into, as ``torch.chunk`` does; batch norm sees one."""
     equal_micro_batches: bool = False
-    """Whether those must be of equal size, so that samples are made up for an odd batch; batch norm would see them."""
-    contract_options: tuple[Options, ...] = field(default=({},), hash=False)
-    """Sets of options under which contract tests compare it with eager; together they reach all of its code."""
-    unsupported_compile: Callable[[str, Options], str] = lambda _how, _options: "it cannot be compiled or recorded"
-    """(``default``, ``graphs`` or ``default_graphs``) -> why it cannot train with that value of ``compile``; empty when
-    it can, and then its class is a :class:`workloads.strategies.shared.protocol.PreparingStrategy` too."""
+    """Whether micro-batches must have equal sizes, so that an odd batch is padded, which batch norm would see."""
+    divides_state: Callable[[Options], bool] = lambda _options: False
+    """Whether each device holds only a part of weights, gradients and optimiser state, so that a model may be larger
+    than one device."""
     equal_under: tuple[str, ...] = ("sgd", "adam", "adamw")
-    """Optimisers under which it learns what eager learns, batch norm aside."""
+    """Optimisers with which it learns what eager learns, apart from batch norm."""
+    contract_options: tuple[Options, ...] = field(default=({},), hash=False)
+    """Sets of options with which contract tests compare it with eager; together they reach all of its code."""
+
+    unsupported_hardware: Callable[[Hardware, Options], str] = lambda _hardware, _options: ""
+    """Why it cannot run on that hardware."""
+    unsupported_training: Callable[[Mapping[str, Any], Options], str] = lambda _train, _options: ""
+    """(keys of ``experiment.toml`` to values, options) -> why it cannot train like that. It may read any key."""
+    unsupported_layers: Callable[[int, Hardware, Options], str] = lambda _layers, _hardware, _options: ""
+    """Why it cannot cut a model with that many layers into its parts."""
+    unsupported_compile: Callable[[str, Options], str] = lambda _how, _options: "it cannot be compiled or recorded"
+    """Why it cannot train with that value of ``compile`` (``default``, ``graphs`` or ``default_graphs``). Where it can,
+    its class is a :class:`workloads.strategies.shared.protocol.PreparingStrategy` too."""
     unsupported_batch_norm: Callable[[Options], str] = lambda _options: ""
-    """Why it cannot train a model that has batch norm, live or frozen; empty when it can."""
+    """Why it cannot train a model that has batch norm, live or frozen."""
 
     def options_with_defaults(self, given: Options) -> dict[str, OptionValue]:
         """All options of the strategy: those given, and the defaults of the others."""
@@ -121,12 +119,12 @@ class StrategyDeclaration:
     def unsupported_batches(
         self, train: Mapping[str, Any], options: Options, hardware: Hardware, num_train: int | None
     ) -> str:
-        """Why batches like these are not for live batch norm, in plan and job alike; empty when they are.
+        """Why live batch norm cannot normalise such batches, in plan and job alike; empty when it can.
 
         Args:
             train: keys of ``TrainConfig`` to values.
-            options: all of this strategy's, the defaults filled in.
-            hardware: what it trains on.
+            options: all of this strategy's, defaults included.
+            hardware: it trains on this.
             num_train: samples of an epoch; None where that is not known yet.
         """
         if train["batch_norm"] == "frozen":
@@ -145,86 +143,78 @@ class StrategyDeclaration:
         if self.equal_micro_batches and batch_size // shares % micro_batches:
             return (
                 f"batch_size {batch_size} cannot be cut into {micro_batches} equal micro-batches, and batch norm would "
-                "see the samples that make up for it: set another batch_size"
+                "see the padding: set another batch_size"
             )
-        if num_train is None or train["drop_last"]:
+        full_batches, last = divmod(num_train or 0, batch_size)
+        if num_train is None or train["drop_last"] or last == 0 or (steps is not None and steps <= full_batches):
             return ""
-        full_batches, last = divmod(num_train, batch_size)
-        if last == 0 or (steps is not None and steps <= full_batches):
-            return ""
+        problem = ""
         if self.equal_micro_batches:
-            return (
-                f"the last batch of an epoch has {last} of {batch_size} samples and is filled up to whole "
-                "micro-batches, which batch norm would see: set drop_last = true, or another batch_size"
-            )
-        if _smallest_part(last // shares, micro_batches) >= 2:
-            return ""
-        return (
-            f"the last batch of an epoch has {last} of {batch_size} samples and leaves {who} with a single one or "
-            "none, which batch norm cannot normalise: set drop_last = true, or another batch_size"
-        )
+            problem = "is padded to whole micro-batches, which batch norm would see"
+        elif _smallest_part(last // shares, micro_batches) < 2:
+            problem = f"leaves {who} with a single one or none, which batch norm cannot normalise"
+        fix = "set drop_last = true, or another batch_size"
+        return problem and f"the last batch of an epoch has {last} of {batch_size} samples and {problem}: {fix}"
 
 
 def _smallest_part(samples: int, parts: int) -> int:
-    """Samples in the last part as ``torch.chunk`` cuts: into equal ones, the last smaller; fewer of few samples."""
+    """Samples in the last part that ``torch.chunk`` makes; the others have equal sizes, few samples make fewer parts."""
     size = -(-samples // parts)
     return samples - size * (-(-samples // size) - 1) if samples else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDeclaration:
-    """A model that any strategy of its frameworks can train."""
+    """A model, or a family of models, that any strategy of its frameworks can train."""
 
     name: str
     """``NAME``, or ``FAMILY/*`` for every model of a family (``timm/*``)."""
     summary: str
     frameworks: tuple[str, ...]
     packages: tuple[str, ...]
-    """Distributions that the torch form needs; that of Keras needs none but those of the strategy."""
+    """Distributions that its torch form needs; that of Keras needs those of the strategy only."""
     image_size: Callable[[str, int], int] = lambda _name, wished: wished
-    """(model name, data set's or wished image size) -> pixels a side the model is fed; positions, of sequences. Raises
-    ValueError with the reason when the model cannot take that size. See :meth:`input_size`."""
+    """(model name, requested image size or that of the data set) -> pixels a side of its input; positions, of
+    sequences. Raises ValueError with the reason when it cannot take that size. See :meth:`input_size`."""
     build: Callable[[TrainConfig, int, int, int], Any]
     """(config, input channels, classes, pixels a side or positions) -> the framework's module, on CPU, initialised from
     the global random state that the engine seeded; dropout already set from ``config.dropout``. Imports the framework.
-    It answers (samples, classes), or (samples, classes, positions)."""
+    Its output is (samples, classes), or (samples, classes, positions)."""
     keras_layers: Callable[[Any, TrainConfig, int], list[Any]] | None = None
     """(``workloads.models.keras_forms.layers.Maker``, config, classes) -> the model as Keras layers in order, as many
     as :attr:`layers` has, parameters named as the torch form's. Imports the framework."""
     samples: Samples = Samples.IMAGES
     layers: Callable[[Any], list[Any]] | None = None
-    """(what ``build`` made) -> its layers in order, each fed by the one before, sharing the model's modules; for
-    strategies that cut a model into parts. None: this model cannot be cut. Raises InputError when one member of a
+    """(module of ``build``) -> its layers in order, each taking the output of the one before, sharing the model's
+    modules; for strategies that cut a model into parts. None: it cannot be cut. Raises InputError when one member of a
     family cannot. See ``workloads.models.shared.layer_lists``."""
     num_layers: Callable[[str], int] | None = None
-    """(model name) -> how many :attr:`layers` has, for the planner; None: not known without building it."""
+    """(model name) -> number of :attr:`layers`, for the planner; None: not known without building it."""
     has_batch_norm: bool | None = None
     """None: not known without building it."""
     has_dropout: bool | None = None
-    """Whether ``dropout`` finds a layer; where there is none a rate above 0 is refused. None: not known likewise."""
+    """Whether it has a layer for ``dropout``; else a rate above 0 is an error. None: not known without building it."""
     weights: Weights | None = None
-    """What ``pretrained`` starts from; None: it is refused."""
+    """Weights for ``pretrained``; None: there are none."""
     uses_stem: bool = False
-    """Whether ``stem`` means something for this model; others refuse a non-default one."""
+    """Whether it uses ``stem``; for others a non-default one is an error."""
     num_parameters: Callable[[str], int] | None = None
-    """(model name) -> about how many it has; for models so large that the planner should tell where they do not fit."""
+    """(model name) -> approximate number; for models so large that the planner should warn where they do not fit."""
 
-    def input_size(self, name: str, wished: int | None, own: int) -> int:
-        """Pixels a side, or positions, that a model is fed.
+    def input_size(self, name: str, requested: int | None, own: int) -> int:
+        """Pixels a side, or positions, of a model's input.
 
         Args:
             name: of the model.
-            wished: ``image_size``; None where nobody set it.
+            requested: ``image_size``; None where it is not set.
             own: of the data set.
 
         Raises:
-            ValueError: with the reason, when it cannot take that size, or would be fed another than was wished.
+            ValueError: with the reason, when it cannot take that size, or takes another size than was requested.
         """
-        size = self.image_size(name, own if wished is None else wished)
-        if wished not in (None, size):
-            raise ValueError(
-                f"{name} is fed images of {size} px, never of {wished}: write {size}, or leave image_size out"
-            )
+        size = self.image_size(name, own if requested is None else requested)
+        if requested not in (None, size):
+            raise ValueError(f"{name} takes images of {size} px, not {requested}: write {size}, or remove image_size")
         return size
 
     def ignored_keys(self, train: Mapping[str, Any]) -> dict[str, str]:
@@ -240,13 +230,13 @@ class ModelDeclaration:
         return ignored
 
     def packages_for(self, framework: str) -> tuple[str, ...]:
-        """Distributions that its form for a framework needs."""
+        """Distributions that it needs with a framework."""
         return self.packages if framework == "torch" else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something wrong with a data set on disk."""
+    """An error of a data set on disk."""
 
     where: str
     what: str
@@ -262,9 +252,9 @@ class DatasetDeclaration:
     summary: str
     packages: tuple[str, ...]
     needs_root: bool
-    """Whether it lies below the data root; embedded and synthetic sets do not."""
+    """Whether it is below the data root; embedded and synthetic sets are not."""
     shape: Callable[[Path | None, str], DatasetShape | None]
-    """(data root, name) -> its shape; None when it cannot be told without reading much."""
+    """(data root, name) -> its shape; None when that requires reading much."""
     check: Callable[[Path | None, str], list[Problem]] = lambda _root, _name: []
     """Cheap check before anything is queued: presence and sizes, not contents."""
     digest: Callable[[Path | None, str], str]
@@ -272,16 +262,16 @@ class DatasetDeclaration:
     prepare: Callable[[Path | None, str, Callable[[str], None]], None] = lambda _root, name, progress: progress(
         f"{name}: needs no preparation"
     )
-    """Fetch, verify, decode: whatever makes ``load`` quick and offline. Reports progress as sentences. Idempotent, safe
-    when two processes run it at once, never leaves half a data set. Raises DatasetError."""
+    """Fetch, verify, decode: all that makes ``load`` quick and offline. Reports progress in sentences. Idempotent, safe
+    in two processes at once, never leaves half a data set. Raises DatasetError."""
     load: Callable[[Path | None, str, TrainConfig], ImageData | SequenceData]
-    """In the job: verified arrays or files. Raises DatasetError naming the damaged file."""
+    """In the job: verified arrays or files. Raises DatasetError that names the damaged file."""
     samples: Samples = Samples.IMAGES
     folder: Callable[[Path, str], Path] | None = None
-    """(data root, name) -> the folder below the root that holds all of it, so that jobs may copy it to a node's own
-    disk; it may raise what ``load`` raises. None: nothing is copied."""
+    """(data root, name) -> the folder below the root that holds all of it, so that jobs may copy it to a node's disk;
+    it may raise what ``load`` raises. None: jobs copy nothing."""
     members: Callable[[Path | None], list[str]] | None = None
-    """Of a family: the full names of what lies below the data root now."""
+    """Of a family: full names of the members that are below the data root now."""
 
     def ignored_keys(self, train: Mapping[str, Any]) -> dict[str, str]:
         """Keys that are set and would change nothing of this data, each with the reason."""
@@ -300,16 +290,15 @@ IMAGE_KEYS: Mapping[str, OptionValue | None] = {
     "loader": "resident",
     "channels_last": False,
 }
-"""Keys that mean nothing for other data, with what they hold where nobody set them."""
+"""Keys that other data ignores, with their defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetShape:
-    """What the planner needs to know of a data set."""
+    """Sizes of a data set."""
 
     image_size: int | None
-    """Pixels a side of a stored image; the size a model is fed unless ``image_size`` says otherwise. None for
-    sequences."""
+    """Pixels a side of a stored image, and of a model's input unless ``image_size`` is set. None for sequences."""
     channels: int | None
     """None for sequences."""
     classes: int
@@ -325,25 +314,26 @@ Value = TypeVar("Value")
 
 @cache
 def entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
-    """The plug-ins of other packages, of every group; looked for once, as each look reads a file a distribution."""
+    """The plug-ins of other packages, of every group; cached, as it reads a file of each installed distribution."""
     every = importlib.metadata.entry_points()
     return tuple(point for package in PLUGIN_PACKAGES for point in every.select(group=f"orchestrate.{package}"))
 
 
+def _entry_points_of(package: str) -> list[importlib.metadata.EntryPoint]:
+    return [point for point in entry_points() if point.group == f"orchestrate.{package}"]
+
+
 def _found(package: str, kind: type[Declaration]) -> dict[str, Declaration]:
-    module: ModuleType = importlib.import_module(f"workloads.{package}")
     declarations: dict[str, Declaration] = {}
-    for entry in sorted(pkgutil.iter_modules(module.__path__), key=lambda m: m.name):
-        plugin = importlib.import_module(f"workloads.{package}.{entry.name}")
-        declaration = getattr(plugin, "DECLARATION", None)
+    folder = importlib.import_module(f"workloads.{package}").__path__
+    for name in sorted(module.name for module in pkgutil.iter_modules(folder)):
+        declaration = getattr(importlib.import_module(f"workloads.{package}.{name}"), "DECLARATION", None)
         if isinstance(declaration, kind):
             declarations[declaration.name] = declaration
-    for point in entry_points():
-        if point.group != f"orchestrate.{package}":
-            continue
+    for point in _entry_points_of(package):
         declaration = point.load()
         if not isinstance(declaration, kind):
-            raise TypeError(f"entry point {point.value} of group orchestrate.{package} is not a {kind.__name__}")
+            raise TypeError(f"entry point {point.value} of group {point.group} is not a {kind.__name__}")
         declarations[declaration.name] = declaration
     return declarations
 
@@ -367,7 +357,7 @@ def datasets() -> dict[str, DatasetDeclaration]:
 
 
 def find(declarations: Mapping[str, Value], name: str) -> Value | None:
-    """What there is of a name, or of its family (``timm/resnet18`` is of ``timm/*``)."""
+    """The value of a name, or of its family (``timm/resnet18`` is of ``timm/*``); None where there is neither."""
     exact = declarations.get(name)
     if exact is not None and not name.endswith("/*"):
         return exact
@@ -377,8 +367,7 @@ def find(declarations: Mapping[str, Value], name: str) -> Value | None:
 
 @cache
 def _packages(package: str) -> dict[str, str]:
-    points = [point for point in entry_points() if point.group == f"orchestrate.{package}"]
-    return {point.load().name: point.module.partition(".")[0] for point in points}
+    return {point.load().name: point.module.partition(".")[0] for point in _entry_points_of(package)}
 
 
 def foreign_packages(train: TrainConfig) -> tuple[str, ...]:

@@ -27,8 +27,6 @@ VISIBLE_ENV = {Vendor.NVIDIA: "CUDA_VISIBLE_DEVICES", Vendor.AMD: "ROCR_VISIBLE_
 _Entry = TypeVar("_Entry")
 _Item = TypeVar("_Item")
 _OWNED_ENV = frozenset({"PYTHONSAFEPATH", "SUBMITIT_EXECUTOR", *VISIBLE_ENV.values()})
-_NAMES = re.compile(r"[A-Za-z0-9_.@:+/=,-]*")
-"""Accounts, partitions or QOS, one or several; without spaces and characters that a shell interprets."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -41,10 +39,6 @@ def one_of(words: type[StrEnum]) -> BeforeValidator:
         return words(str(value))
 
     return BeforeValidator(check)
-
-
-def _node_share(value: object) -> int:
-    return WHOLE_NODE if value == "all" else parse_memory(value)
 
 
 def _line(value: str) -> str:
@@ -62,30 +56,15 @@ def _directive(value: str) -> str:
     return value
 
 
-def _names(value: str) -> str:
-    if not _NAMES.fullmatch(_directive(value)):
-        raise invalid(f"{show(value)} is not a name that Slurm accepts", "use letters, digits and _ . - @ : + / = ,")
-    return value
+def _matching(pattern: str, what: str, hint: str) -> AfterValidator:
+    """Make the validator of a text that matches a regular expression as a whole."""
 
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value, re.ASCII):
+            raise invalid(f"{show(value)} is not {what}", hint)
+        return value
 
-def _variable(value: str) -> str:
-    if value and not _VARIABLE.fullmatch(value):
-        raise invalid(f"{show(value)} is not the name of a variable", 'such as "CUDA_VISIBLE_DEVICES"')
-    return value
-
-
-def _arch(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_]+", value):
-        raise invalid(
-            f"{show(value)} is not an architecture", 'write what "uname -m" prints there: "x86_64", "aarch64"'
-        )
-    return value
-
-
-def _gres_type(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_.-]*", value):
-        raise invalid(f"{show(value)} is not a type of GPU", 'write the part between the colons: "a100" of gpu:a100:4')
-    return value
+    return AfterValidator(check)
 
 
 def expand(value: str, places: Mapping[str, str]) -> str:
@@ -216,28 +195,36 @@ def _template(value: str, info: ValidationInfo) -> str:
     return path
 
 
-def _as_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
 Line = Annotated[str, AfterValidator(_line)]
 Directive = Annotated[str, AfterValidator(_directive)]
-Names = Annotated[str, AfterValidator(_names)]
+Names = Annotated[
+    Directive,
+    _matching(r"[A-Za-z0-9_.@:+/=,-]*", "a name that Slurm accepts", "use letters, digits and _ . - @ : + / = ,"),
+]
+"""Accounts, partitions or QOS, one or several."""
 Folder = Annotated[str, AfterValidator(_absolute)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Factor = Annotated[float, Field(ge=1, le=100)]
 TimeLimit = Annotated[int, quantity(parse_time_limit)]
 Memory = Annotated[int, quantity(parse_memory)]
-NodeMemory = Annotated[int | None, quantity(_node_share)]
+NodeMemory = Annotated[int | None, quantity(lambda value: WHOLE_NODE if value == "all" else parse_memory(value))]
 """Bytes, or ``"all"`` of the node."""
-Arch = Annotated[str, AfterValidator(_arch)]
-GresType = Annotated[str, AfterValidator(_gres_type)]
-Variable = Annotated[str, AfterValidator(_variable)]
+Arch = Annotated[
+    str,
+    _matching(r"[A-Za-z0-9_]+", "an architecture", 'write what "uname -m" prints there: "x86_64", "aarch64"'),
+]
+GresType = Annotated[
+    str,
+    _matching(r"[A-Za-z0-9_.-]*", "a type of GPU", 'write the part between the colons: "a100" of gpu:a100:4'),
+]
+Variable = Annotated[
+    str, _matching(r"([A-Za-z_][A-Za-z0-9_]*)?", "the name of a variable", 'such as "CUDA_VISIBLE_DEVICES"')
+]
 FolderOnNodes = Annotated[str, AfterValidator(_on_nodes)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 Template = Annotated[str, AfterValidator(_template)]
 Environment = Annotated[dict[str, str], BeforeValidator(_env)]
 Extra = Annotated[dict[str, str | bool], BeforeValidator(_extra)]
-Listed = Annotated[tuple[_Item, ...], BeforeValidator(_as_tuple)]
+Listed = Annotated[tuple[_Item, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)]
 """A list in the file, a tuple here."""

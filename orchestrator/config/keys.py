@@ -94,9 +94,8 @@ def _plugin(kind: str) -> Any:
     def check(value: str, info: ValidationInfo) -> str:
         text(value)
         plugins: Plugins = info.context["plugins"] if info.context else Plugins.installed()
-        if not plugins.knows(kind, value):
-            names = plugins.names(kind)
-            raise invalid(f"there is no {kind} {show(value)}", _instead(value, names))
+        if registry.find(plugins.of(kind), value) is None:
+            raise invalid(f"there is no {kind} {show(value)}", _instead(value, plugins.names(kind)))
         return value
 
     return Annotated[str, AfterValidator(check)]

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from orchestrator.rules.rule import Candidate, Exclusion, Rule, first_exclusion
 from workloads import registry
 
+TRAINING_RULES: list[Rule[Candidate]] = []
+"""In the order in which their reasons help most, which is that of this file: hardware before model before batch."""
+
 
 def training_exclusion(cell: Candidate) -> Exclusion | None:
     """The first rule of :data:`TRAINING_RULES` that excludes a cell."""
@@ -18,10 +21,35 @@ def training_exclusion(cell: Candidate) -> Exclusion | None:
     return first_exclusion((rule for rule in TRAINING_RULES if loads or not rule.needs_framework), cell, cell.values)
 
 
-def _batch_norm_support(cell: Candidate) -> str:
+Reason = Callable[[Candidate], str]
+
+
+def _rule(name: str, *reads: str, needs_framework: bool = True) -> Callable[[Reason], Reason]:
+    """Append the decorated function to :data:`TRAINING_RULES`."""
+
+    def append(reason: Reason) -> Reason:
+        TRAINING_RULES.append(Rule(name, reads, reason, needs_framework))
+        return reason
+
+    return append
+
+
+@_rule("strategy {strategy.name}", "strategy", "hardware", needs_framework=False)
+def _hardware(cell: Candidate) -> str:
+    return cell.strategy.unsupported_hardware(cell.hardware, cell.options)
+
+
+@_rule("strategy {strategy.name}", "strategy", needs_framework=False)
+def _training(cell: Candidate) -> str:
+    return cell.strategy.unsupported_training(cell.values, cell.options)
+
+
+@_rule("strategy {strategy.name}", "strategy", "model")
+def _batch_norm_layers(cell: Candidate) -> str:
     return cell.strategy.unsupported_batch_norm(cell.options) if cell.model.has_batch_norm else ""
 
 
+@_rule("strategy {strategy.name}", "strategy", "model", "hardware")
 def _layers(cell: Candidate) -> str:
     strategy, model = cell.strategy, cell.values["model"]
     if strategy.needs_layers and cell.model.layers is None:
@@ -30,17 +58,19 @@ def _layers(cell: Candidate) -> str:
         return ""
     try:
         why = strategy.unsupported_layers(cell.model.num_layers(model), cell.hardware, cell.options)
-    except ValueError:  # the family has no such model, which the model's own rules report
+    except ValueError:  # the family has no such model, which the rule of its image size reports
         return ""
     return f"{strategy.name} cannot cut {model}: {why}" if why else ""
 
 
+@_rule("model {model}", "strategy", "model")
 def _framework(cell: Candidate) -> str:
     if cell.strategy.framework in cell.model.frameworks:
         return ""
     return f"{cell.values['model']} is not written for {cell.strategy.framework}, which {cell.strategy.name} needs"
 
 
+@_rule("model {model}", "model", "dataset")
 def _samples(cell: Candidate) -> str:
     model, dataset = cell.model.samples, cell.dataset.samples
     if model is dataset:
@@ -48,6 +78,7 @@ def _samples(cell: Candidate) -> str:
     return f"{cell.values['model']} is for {model}, and the data set {cell.values['dataset']} holds {dataset}"
 
 
+@_rule("model {model}", "model", "dataset", "image_size")
 def _image_size(cell: Candidate) -> str:
     requested, own = cell.values["image_size"], cell.shape and (cell.shape.image_size or cell.shape.positions)
     if requested is None and own is None:
@@ -59,6 +90,12 @@ def _image_size(cell: Candidate) -> str:
     return ""
 
 
+@_rule("dataset {dataset}", "dataset", *registry.IMAGE_KEYS)
+def _keys_of_images(cell: Candidate) -> str:
+    return next(iter(cell.dataset.ignored_keys(cell.values).values()), "")
+
+
+@_rule("pretrained", "pretrained", "model", "dataset", "stem", "image_size")
 def _pretrained(cell: Candidate) -> str:
     if not cell.values["pretrained"]:
         return ""
@@ -75,11 +112,23 @@ def _pretrained(cell: Candidate) -> str:
     return ""
 
 
+@_rule("stem", "model", "stem", "dropout")
+def _stem(cell: Candidate) -> str:
+    return cell.model.ignored_keys(cell.values).get("stem", "")
+
+
+@_rule("dropout", "model", "stem", "dropout")
+def _dropout(cell: Candidate) -> str:
+    return cell.model.ignored_keys(cell.values).get("dropout", "")
+
+
+@_rule("precision", "precision", "hardware")
 def _precision(cell: Candidate) -> str:
     tf32_on_cpu = cell.values["precision"] == "tf32" and cell.hardware.is_cpu
     return "tf32 is a mode of NVIDIA GPUs: on CPU use fp32" if tf32_on_cpu else ""
 
 
+@_rule("compile", "compile", "strategy", "hardware")
 def _compile(cell: Candidate) -> str:
     how = cell.values["compile"]
     if how == "off":
@@ -89,6 +138,7 @@ def _compile(cell: Candidate) -> str:
     return cell.strategy.unsupported_compile(how, cell.options)
 
 
+@_rule("cudnn_benchmark", "cudnn_benchmark", "strategy", "hardware")
 def _cudnn_benchmark(cell: Candidate) -> str:
     if not cell.values["cudnn_benchmark"]:
         return ""
@@ -97,11 +147,13 @@ def _cudnn_benchmark(cell: Candidate) -> str:
     return "" if cell.strategy.framework == "torch" else "cudnn_benchmark is a setting of torch"
 
 
+@_rule("nesterov", "optimizer", "nesterov", "momentum")
 def _nesterov(cell: Candidate) -> str:
     without = cell.values["optimizer"] == "sgd" and cell.values["nesterov"] and not cell.values["momentum"]
     return "nesterov needs a momentum above 0" if without else ""
 
 
+@_rule("batch_size", "batch_size", "strategy", "hardware", "drop_last", "train_fraction", "dataset")
 def _batch_size(cell: Candidate) -> str:
     batch_size, num_train = cell.values["batch_size"], cell.num_train
     ranks = cell.hardware.devices if cell.strategy.splits_batch else 1
@@ -112,60 +164,22 @@ def _batch_size(cell: Candidate) -> str:
     return ""
 
 
+@_rule(
+    "batch_norm",
+    "batch_norm",
+    "batch_size",
+    "drop_last",
+    "steps",
+    "train_fraction",
+    "strategy",
+    "hardware",
+    "model",
+    "dataset",
+)
 def _batch_norm(cell: Candidate) -> str:
     if not cell.model.has_batch_norm:  # None: only the job can look into the model, and checks the same there
         return ""
     return cell.strategy.unsupported_batches(cell.values, cell.options, cell.hardware, cell.num_train)
-
-
-TRAINING_RULES: tuple[Rule[Candidate], ...] = (
-    Rule(
-        "strategy {strategy.name}",
-        ("strategy", "hardware"),
-        lambda cell: cell.strategy.unsupported_hardware(cell.hardware, cell.options),
-        needs_framework=False,
-    ),
-    Rule(
-        "strategy {strategy.name}",
-        ("strategy",),
-        lambda cell: cell.strategy.unsupported_training(cell.values, cell.options),
-        needs_framework=False,
-    ),
-    Rule("strategy {strategy.name}", ("strategy", "model"), _batch_norm_support),
-    Rule("strategy {strategy.name}", ("strategy", "model", "hardware"), _layers),
-    Rule("model {model}", ("strategy", "model"), _framework),
-    Rule("model {model}", ("model", "dataset"), _samples),
-    Rule("model {model}", ("model", "dataset", "image_size"), _image_size),
-    Rule(
-        "dataset {dataset}",
-        ("dataset", *registry.IMAGE_KEYS),
-        lambda cell: next(iter(cell.dataset.ignored_keys(cell.values).values()), ""),
-    ),
-    Rule("pretrained", ("pretrained", "model", "dataset", "stem", "image_size"), _pretrained),
-    Rule("stem", ("model", "stem", "dropout"), lambda cell: cell.model.ignored_keys(cell.values).get("stem", "")),
-    Rule("dropout", ("model", "stem", "dropout"), lambda cell: cell.model.ignored_keys(cell.values).get("dropout", "")),
-    Rule("precision", ("precision", "hardware"), _precision),
-    Rule("compile", ("compile", "strategy", "hardware"), _compile),
-    Rule("cudnn_benchmark", ("cudnn_benchmark", "strategy", "hardware"), _cudnn_benchmark),
-    Rule("nesterov", ("optimizer", "nesterov", "momentum"), _nesterov),
-    Rule("batch_size", ("batch_size", "strategy", "hardware", "drop_last", "train_fraction", "dataset"), _batch_size),
-    Rule(
-        "batch_norm",
-        (
-            "batch_norm",
-            "batch_size",
-            "steps",
-            "drop_last",
-            "train_fraction",
-            "strategy",
-            "hardware",
-            "model",
-            "dataset",
-        ),
-        _batch_norm,
-    ),
-)
-"""In the order in which their reasons help most: hardware before model before batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +192,7 @@ class IgnoredKeys:
     """In words, with keys in braces."""
 
 
-IGNORED_KEYS: tuple[IgnoredKeys, ...] = (
+IGNORED_KEYS = (
     IgnoredKeys(("momentum", "nesterov"), lambda cell: cell.values["optimizer"] != "sgd", "without sgd"),
     IgnoredKeys(("workers",), lambda cell: cell.values["loader"] != "dataloader", "without the dataloader loader"),
     IgnoredKeys(("epochs",), lambda cell: cell.values["steps"] is not None, "beside steps"),

@@ -437,7 +437,7 @@ def test_eager_on_several_devices_is_excluded_and_ddp_on_one_is_not() -> None:
             (
                 f"image_size = {size}",
                 "model cnn",
-                f"cnn is fed images of 28 px, never of {size}: write 28, or leave image_size out",
+                f"cnn takes images of 28 px, not {size}: write 28, or remove image_size",
             )
             for size in (1, 32, 100_000)
         ),

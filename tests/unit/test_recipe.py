@@ -72,7 +72,7 @@ def test_the_rate_of_every_step(changes: dict[str, Any], rates: dict[int, float]
 def test_the_optimiser_is_the_configured_one(changes: dict[str, Any], kind: str, settings: dict[str, Any]) -> None:
     from workloads.engines.recipe import make_optimizer, set_learning_rate
 
-    optimizer = make_optimizer(_config(**changes))([torch.nn.Parameter(torch.zeros(2))])
+    optimizer = make_optimizer(_config(**changes), [torch.nn.Parameter(torch.zeros(2))])
     assert type(optimizer).__name__ == kind
     assert settings.items() <= optimizer.param_groups[0].items()
     set_learning_rate(optimizer, 0.025)
@@ -98,9 +98,9 @@ def test_bf16_computes_narrow_and_counts_wide() -> None:
 
     config = _config(precision="bf16")
     layer = torch.nn.Linear(8, 4)
-    logits = forward(config, torch.device("cpu"))(layer, torch.randn(6, 8))
+    logits = forward(config, torch.device("cpu"), layer, torch.randn(6, 8))
     assert (logits.dtype, layer.weight.dtype) == (torch.bfloat16, torch.float32)
-    assert loss_sum(config)(logits, torch.zeros(6, dtype=torch.int64)).dtype == torch.float32
+    assert loss_sum(config, logits, torch.zeros(6, dtype=torch.int64)).dtype == torch.float32
 
 
 def test_the_loss_is_a_sum_with_label_smoothing() -> None:
@@ -109,7 +109,7 @@ def test_the_loss_is_a_sum_with_label_smoothing() -> None:
     logits, y = torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
     plain = -torch.log_softmax(logits, 1)
     expected = 0.8 * plain[range(5), y].sum() + 0.2 * plain.mean(1).sum()
-    assert float(loss_sum(_config(label_smoothing=0.2))(logits, y)) == pytest.approx(float(expected))
+    assert float(loss_sum(_config(label_smoothing=0.2), logits, y)) == pytest.approx(float(expected))
 
 
 def test_frozen_batch_norm_learns_and_does_not_count() -> None:
@@ -117,12 +117,12 @@ def test_frozen_batch_norm_learns_and_does_not_count() -> None:
     from workloads.engines.recipe import set_training
 
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5)).eval()
-    set_training(_config(batch_norm="frozen"))(model, True)
+    set_training(_config(batch_norm="frozen"), model, True)
     model(torch.randn(8, 3) + 5).sum().backward()
     assert model[1].training and not model[0].training
     assert float(model[0].running_mean.abs().max()) == 0 and model[0].weight.grad is not None
     model.eval()
-    set_training(_config())(model, True)
+    set_training(_config(), model, True)
     assert model[0].training
 
 
@@ -188,7 +188,7 @@ def test_a_size_that_the_model_would_not_be_fed_is_refused_in_the_job() -> None:
 
     data = registry.datasets()["digits"].load(None, "digits", _config())
     assert image_size(_config(model="cnn"), data) == image_size(_config(model="cnn", image_size=28), data) == 28
-    with pytest.raises(InputError, match="image_size: cnn is fed images of 28 px, never of 32: write 28"):
+    with pytest.raises(InputError, match="image_size: cnn takes images of 28 px, not 32: write 28"):
         image_size(_config(model="cnn", image_size=32), data)
 
 
@@ -196,7 +196,10 @@ def test_a_size_that_the_model_would_not_be_fed_is_refused_in_the_job() -> None:
     ("keys", "said"),
     [
         ({"model": "cnn", "stem": "cifar"}, 'experiment.toml: stem: cnn ignores stem = "cifar"'),
-        ({"model": "resnet50", "dropout": 0.1}, "experiment.toml: dropout: resnet50 has no dropout layer and ignores dropout = 0.1"),
+        (
+            {"model": "resnet50", "dropout": 0.1},
+            "experiment.toml: dropout: resnet50 has no dropout layer and ignores dropout = 0.1",
+        ),
     ],
 )
 def test_a_key_that_the_model_would_ignore_is_refused_in_the_job(keys: dict[str, Any], said: str) -> None:

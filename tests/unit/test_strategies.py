@@ -210,8 +210,8 @@ def _has_balance(strategy: str) -> bool:
         (
             '{ name = "pipeline", chunks = 7 }',
             {},
-            "batch_size 120 cannot be cut into 7 equal micro-batches, and batch norm would see the samples that make "
-            "up for it: set another batch_size",
+            "batch_size 120 cannot be cut into 7 equal micro-batches, and batch norm would see the padding: "
+            "set another batch_size",
         ),
         ('{ name = "pipeline", chunks = 7 }', {"batch_norm": "frozen"}, ""),
         ('"model_parallel"', {}, ""),
