@@ -23,7 +23,7 @@ from orchestrator.config import experiment as experiments
 from orchestrator.environment.interpreter import Packages
 from orchestrator.environment.snapshot import code_digest
 from orchestrator.errors import InputError
-from orchestrator.planning import checks, matrix, memory_fit, plan_file
+from orchestrator.planning import checks, matrix, plan_file
 from orchestrator.planning.costs import gpu_hours
 from orchestrator.planning.matrix import Excluded
 from orchestrator.planning.plan import CellState, Plan, PlannedRun, Script
@@ -106,7 +106,7 @@ def make_plan(
         checks=[
             *checks.matrix_checks(expanded, runs),
             *checks.other_target_checks(runs, records, target),
-            *memory_fit.memory_checks(runs, machine),
+            *checks.memory_checks(runs, machine),
             *checks.target_checks(profile, packages),
             *checks.dataset_checks(datasets, root, dataset_digest, local=local),
             *checks.weights_checks(runs, root, local=local),

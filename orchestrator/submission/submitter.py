@@ -73,18 +73,6 @@ class SubmitResult:
     unanswered: int = 0
     """Attempts for which Slurm has not answered yet; the next command finds out."""
 
-    def __add__(self, later: SubmitResult) -> SubmitResult:
-        """The results of two calls together; the later one's backlog and snapshot."""
-        return SubmitResult(
-            submitted=[*self.submitted, *later.submitted],
-            resumed=[*self.resumed, *later.resumed],
-            skipped=[*self.skipped, *later.skipped],
-            backlog=later.backlog,
-            rejected=[*self.rejected, *later.rejected],
-            snapshot=later.snapshot or self.snapshot,
-            unanswered=self.unanswered + later.unanswered,
-        )
-
     def to_json(self) -> dict[str, Any]:
         """What ``submit --json`` prints."""
         return {
@@ -280,20 +268,13 @@ def prepare_runs_folder(runs: Path) -> None:
         InputError: others can write to it, it belongs to somebody else, or jobs could not use its name.
         OperationError: it cannot be written.
     """
-    if pattern := re.search("%[jtAa]", str(runs)):
-        raise InputError(
-            f"the runs folder's path contains {pattern[0]}",
-            where=str(runs),
-            why="submitit and Slurm replace that by a job's number",
-            hint="name another folder with --runs",
-        )
-    if os.pathsep in str(runs):
-        raise InputError(
-            f"the runs folder's path contains {os.pathsep}",
-            where=str(runs),
-            why="jobs find their code through PYTHONPATH, in which it separates folders",
-            hint="name another folder with --runs",
-        )
+    for found, why in (
+        (re.search("%[jtAa]", str(runs)), "submitit and Slurm replace it by a job's number"),
+        (re.search(os.pathsep, str(runs)), "jobs find their code through PYTHONPATH, in which it separates folders"),
+    ):
+        if found:
+            what = f"the runs folder's path contains {found[0]}"
+            raise InputError(what, where=str(runs), why=why, hint="name another folder with --runs")
     # Whatever the umask is: nobody else may write below it, since jobs unpickle what they find there.
     os.umask(os.umask(0) | 0o002)
     try:

@@ -207,14 +207,14 @@ def test_what_waits_is_under_way_and_hours_of_gpus_are_those_of_gpus(
     """In the words for people; ``running`` stays what programs read."""
     plan = _plan(tmp_path, TWO)
     plan = _plan(tmp_path, TWO, records=_record(plan, 0, state="pending"))
-    assert plan_verb.summary(plan) == "2 cells for local: 1 under way, 1 new; 1 to send"
-    plan_verb._show(plan, every=True)
+    assert plan_verb.summarize(plan) == "2 cells for local: 1 under way, 1 new; 1 to submit"
+    plan_verb._print_plan(plan, every=True)
     assert "under way" in capsys.readouterr().out
     assert plan.to_json()["runs"][0]["state"] == "running"
     sol = cluster_file.load("sol")
     plan = _plan(tmp_path, TWO.replace("cpu:2", "a100:2") + "time_limit = '50m'\n", profile=sol)
-    assert plan_verb.summary(plan).startswith("2 cells for sol: 2 new; 2 to send, at most 3.3 GPU-hours (no measured")
-    plan_verb._show(plan, every=True)
+    assert plan_verb.summarize(plan).startswith("2 cells for sol: 2 new; 2 to submit, at most 3.3 GPU-hours (no measured")
+    plan_verb._print_plan(plan, every=True)
     assert " 3.33 " in capsys.readouterr().out
 
 

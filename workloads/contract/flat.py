@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from operator import attrgetter
@@ -19,3 +19,8 @@ def flat(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass by name. ``asdict`` copies all values and takes several times as long."""
     names, values = _fields_of(value.__class__)
     return dict(zip(names, values(value), strict=True))
+
+
+def known_fields(kind: Any, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a JSON object has for the fields of a dataclass; keys of other versions are ignored."""
+    return {name: data[name] for name in _fields_of(kind)[0] if name in data}

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from workloads.contract.flat import flat
+from workloads.contract.flat import flat, known_fields
 from workloads.contract.run_spec import Expectation
 
-_UNSET_WITHOUT_RECOVERY = ("arguments", "script")
+_SET_BY_RECOVERY = ("arguments", "script")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +78,7 @@ class ResourceShape:
 
     def expectation(self) -> Expectation:
         """What the job checks when it starts."""
-        return Expectation(
-            ranks=self.ranks,
-            nodes=self.nodes,
-            gpus_per_node=self.gpus_per_node,
-            cpus_per_rank=self.cpus_per_rank,
-            gpu_name=self.gpu_name,
-            gpu_memory_gb=self.gpu_memory_gb,
-            allow_mig=self.allow_mig,
-        )
+        return Expectation(**{f.name: getattr(self, f.name) for f in fields(Expectation)})
 
     def key(self) -> str:
         """Return the name under which files keep what belongs to this shape, such as its script."""
@@ -100,13 +92,8 @@ class ResourceShape:
 
     def to_json(self) -> dict[str, Any]:
         """All fields; those of recovery only where it set them."""
-        data = flat(self)
-        for name in _UNSET_WITHOUT_RECOVERY:
-            if not data[name]:
-                del data[name]
-        return data
+        return {k: v for k, v in flat(self).items() if v or k not in _SET_BY_RECOVERY}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_json`; ignores keys of other versions."""
-        return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
+        return cls(**known_fields(cls, data))

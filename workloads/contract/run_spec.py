@@ -57,9 +57,6 @@ class RunSpec:
     label: str
     """For people; not unique, of any length."""
     experiment: str
-    train: TrainConfig
-    execution: Execution
-    expect: Expectation
     target: str
     """``local`` or the cluster's name."""
     data_root: str
@@ -70,18 +67,14 @@ class RunSpec:
     """Digest of the ``workloads`` package at submit."""
     snapshot: str = ""
     """Name of the submitted code, see ``workloads.provenance.code_snapshot``; empty before submit."""
+    train: TrainConfig
+    execution: Execution
+    expect: Expectation
 
     def to_json(self) -> dict[str, Any]:
         return {
             "spec_version": SPEC_VERSION,
-            "run_id": self.run_id,
-            "label": self.label,
-            "experiment": self.experiment,
-            "target": self.target,
-            "data_root": self.data_root,
-            "dataset_digest": self.dataset_digest,
-            "code_digest": self.code_digest,
-            "snapshot": self.snapshot,
+            **flat(self),
             "train": self.train.to_json(),
             "execution": flat(self.execution),
             "expect": flat(self.expect),
@@ -96,13 +89,12 @@ class RunSpec:
         """
         if data.get("spec_version") != SPEC_VERSION:
             raise ValueError(f"spec_version {data.get('spec_version')!r} is not {SPEC_VERSION}")
-        rest = {k: v for k, v in data.items() if k not in {"spec_version", "train", "execution", "expect"}}
         try:
-            return cls(
-                train=TrainConfig.from_json(data["train"]),
-                execution=Execution(**data["execution"]),
-                expect=Expectation(**data["expect"]),
-                **rest,
-            )
+            parts = {
+                "train": TrainConfig.from_json(data["train"]),
+                "execution": Execution(**data["execution"]),
+                "expect": Expectation(**data["expect"]),
+            }
+            return cls(**{name: value for name, value in (data | parts).items() if name != "spec_version"})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a run spec: {error}") from error

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Self
 
-from workloads.contract.flat import flat
+from workloads.contract.flat import flat, known_fields
 from workloads.contract.resource_shape import ResourceShape
 
 
@@ -40,8 +40,7 @@ class RecoveryRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_json`; ignores keys of other versions."""
-        return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
+        return cls(**known_fields(cls, data))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +72,7 @@ class Submission:
         Raises:
             ValueError: the token, target or attempt is missing.
         """
-        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        known = known_fields(cls, data)
         known["shape"] = ResourceShape.from_json(known.get("shape") or {})
         recovery = known.get("recovery")
         known["recovery"] = RecoveryRecord.from_json(recovery) if recovery else None

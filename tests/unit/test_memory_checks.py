@@ -11,7 +11,7 @@ from orchestrator.backends.local.machine import Gpu, Machine
 from orchestrator.cluster import cluster_file
 from orchestrator.config import experiment, starter_studies
 from orchestrator.environment.interpreter import Packages
-from orchestrator.planning import memory_fit, planner
+from orchestrator.planning import checks, planner
 from orchestrator.workspace import Workspace
 from workloads.contract import Hardware, TrainConfig
 
@@ -67,13 +67,13 @@ def test_the_memory_of_this_machine_counts_without_a_profile(tmp_path: Path) -> 
 def test_state_is_copies_of_the_weights(train: dict[str, Any], copies: int) -> None:
     """In fp32: weights and gradients, one momentum, or two moments; a model of 1 GB of weights has 0.25e9 of them."""
     fields = {"model": "wide_transformer/4GB", "strategy": "eager", "hardware": "gpu:1", **train}
-    found = memory_fit.state_gb(TrainConfig.from_json({"dataset": "characters", "cpus": 1, **fields}))
+    found = checks.state_gb(TrainConfig.from_json({"dataset": "characters", "cpus": 1, **fields}))
     assert found == pytest.approx(copies, rel=0.1)
 
 
 def test_a_model_that_does_not_tell_its_size_is_passed_over() -> None:
     assert (
-        memory_fit.state_gb(
+        checks.state_gb(
             TrainConfig(model="cnn", dataset="digits", strategy="eager", hardware=Hardware("gpu", 1), cpus=1)
         )
         is None
@@ -85,4 +85,4 @@ def test_a_probe_trains_no_model_so_any_name_will_do(size: str) -> None:
     train = TrainConfig(
         model=f"wide_transformer/{size}", dataset="characters", strategy="probe", hardware=Hardware("cpu", 1), cpus=1
     )
-    assert memory_fit.state_gb(train) is None
+    assert checks.state_gb(train) is None
