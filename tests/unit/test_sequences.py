@@ -124,7 +124,7 @@ def test_the_loss_of_a_sequence_is_the_mean_over_its_positions() -> None:
     logits = torch.randn(3, 7, 5, dtype=torch.float64)
     y = torch.randint(0, 7, (3, 5))
     each = [torch.nn.functional.cross_entropy(logits[i].T, y[i]) for i in range(3)]
-    assert torch.isclose(recipe.loss_sum(CONFIG)(logits, y), sum(each), rtol=1e-14)
+    assert torch.isclose(recipe.loss_sum(CONFIG, logits, y), sum(each), rtol=1e-14)
 
 
 @pytest.mark.torch
@@ -198,23 +198,21 @@ seed = 0
             "characters",
             "",
             "model wide_transformer/huge",
-            "wide_transformer/huge names no memory that training is to need: write wide_transformer/96GB, with any "
-            "number above 0",
+            "wide_transformer/huge contains no memory size: write wide_transformer/96GB, with any number above 0",
         ),
         (
             "wide_transformer/1000001GB",
             "characters",
             "",
             "model wide_transformer/1000001GB",
-            "wide_transformer/1000001GB is larger than any machine: write wide_transformer/1000000GB at most",
+            "wide_transformer/1000001GB exceeds every machine: write wide_transformer/1000000GB at most",
         ),
         (
             "wide_transformer/0GB",
             "characters",
             "",
             "model wide_transformer/0GB",
-            "wide_transformer/0GB names no memory that training is to need: write wide_transformer/96GB, with any "
-            "number above 0",
+            "wide_transformer/0GB contains no memory size: write wide_transformer/96GB, with any number above 0",
         ),
     ],
 )

@@ -31,7 +31,6 @@ class Backend(Protocol):
 
     def batches(self, epoch: int, /) -> Iterable[Any]:
         """Yield the batches of an epoch (0-based); each has ``num_global``, its samples over all ranks."""
-        ...
 
     def train_step(self, batch: Any, /) -> Any:
         """Start a step without waiting for it; returns this rank's share of the summed loss, for the recorder."""
@@ -41,19 +40,15 @@ class Backend(Protocol):
 
     def settle(self) -> float:
         """Wait for all devices to finish, then return the host's clock in seconds."""
-        ...
 
     def maximum(self, values: Sequence[float], /) -> list[float]:
         """Return the maximum over ranks of each value."""
-        ...
 
     def gather(self, answer: Answer, /) -> list[Answer]:
         """Return every rank's value, in order of rank, on all ranks."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole model and optimizer; rank 0's is kept."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Load what rank 0's :meth:`state_dict` returned."""
@@ -66,19 +61,15 @@ class Backend(Protocol):
 
     def recorder(self, deliver: Callable[[timing.StepTimes], None]) -> StepRecorder:
         """Return a recorder for the steps of one epoch."""
-        ...
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the next step."""
 
     def rate(self) -> float:
         """Return the optimizer's learning rate."""
-        ...
 
     def evaluate(self, between_batches: Callable[[], None]) -> Evaluation:
         """Evaluate the whole test set, each sample once."""
-        ...
 
     def memory_bytes(self) -> tuple[int, int]:
         """Return (allocated now, peak) of this rank."""
-        ...

@@ -56,9 +56,10 @@ class Augmentation:
         return *self._corner(bits), bits & int(self.flips)
 
     def _corner(self, bits: _Bits) -> tuple[_Bits, _Bits]:
-        mask = (1 << _OFFSET_BITS) - 1
-        top, left = (((bits >> shift & mask) * self.offsets) >> _OFFSET_BITS for shift in (1, 1 + _OFFSET_BITS))
-        return top, left
+        return self._offset(bits >> 1), self._offset(bits >> (1 + _OFFSET_BITS))
+
+    def _offset(self, bits: _Bits) -> _Bits:
+        return ((bits & ((1 << _OFFSET_BITS) - 1)) * self.offsets) >> _OFFSET_BITS
 
     def apply(self, picture: Image.Image, epoch: int, index: int) -> Image.Image:
         """Augment one picture with Pillow."""

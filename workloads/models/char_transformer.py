@@ -1,4 +1,4 @@
-"""``char_transformer``: a small transformer that tells the next symbol of a sequence from those before it."""
+"""``char_transformer``: a small transformer that predicts the next symbol of a sequence."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ WIDTH, DEPTH, HEADS = 128, 4, 4
 MLP_RATIO = 4
 ASSUMED_DROPOUT = 0.1
 INITIAL_DEVIATION = 0.02
-"""Of weights, as in GPT-2; layers that end a branch start smaller by the square root of the number of branches."""
+"""Of weights, as in GPT-2; the last layer of a residual branch divides it by the root of the number of branches."""
 
 
-def transformer(classes: int, positions: int, *, width: int, depth: int, heads: int, dropout: float) -> nn.Sequential:
-    """Pre-norm blocks with causal attention; its children are its layers, in order.
+def transformer(config: TrainConfig, classes: int, positions: int, width: int, depth: int, heads: int) -> nn.Sequential:
+    """Build pre-norm blocks with causal attention; the children of the module are its layers, in order.
 
-    Fed (samples, positions) of symbols' numbers, it answers (samples, classes, positions), as torch's losses take it.
+    Input: (samples, positions) numbers of symbols. Output: (samples, classes, positions), as torch's losses take it.
     """
     import torch
     from torch import nn
     from torch.nn import functional
+
+    dropout = ASSUMED_DROPOUT if config.dropout is None else config.dropout
 
     class Embedding(nn.Module):
         def __init__(self) -> None:
@@ -71,7 +73,7 @@ def transformer(classes: int, positions: int, *, width: int, depth: int, heads: 
             return out
 
     def linear(inputs: int, outputs: int, *, ends_branch: bool = False) -> nn.Linear:
-        # torch's own random start would take as long as ours, and minutes for billions of weights.
+        # skip_init leaves out torch's default initialization, which takes minutes for billions of weights.
         layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
         nn.init.normal_(layer.weight, std=INITIAL_DEVIATION / (math.sqrt(2 * depth) if ends_branch else 1))
         nn.init.zeros_(layer.bias)
@@ -80,18 +82,13 @@ def transformer(classes: int, positions: int, *, width: int, depth: int, heads: 
     return nn.Sequential(Embedding(), *(Block() for _ in range(depth)), Head())
 
 
-def _build(config: TrainConfig, _channels: int, classes: int, size: int) -> nn.Module:
-    dropout = ASSUMED_DROPOUT if config.dropout is None else config.dropout
-    return transformer(classes, size, width=WIDTH, depth=DEPTH, heads=HEADS, dropout=dropout)
-
-
 DECLARATION = ModelDeclaration(
     name="char_transformer",
     summary="A causal transformer, 4 blocks 128 wide, for data sets of sequences; dropout 0.1.",
     frameworks=("torch",),
     packages=("torch",),
     samples=Samples.SEQUENCES,
-    build=_build,
+    build=lambda config, _channels, classes, size: transformer(config, classes, size, WIDTH, DEPTH, HEADS),
     layers=list,
     num_layers=lambda _name: DEPTH + 2,
     has_batch_norm=False,

@@ -1,7 +1,7 @@
-"""``wide_transformer/96GB``: ``char_transformer`` at a size that is named by the memory its training needs.
+"""``wide_transformer/96GB``: ``char_transformer`` at a size named by the memory that its training needs.
 
-The name says how much memory weights, gradients and Adam's two moments take in fp32, 16 bytes a parameter, before any
-activation: choose more than one device has, and only what divides them between devices can train it.
+The name is the memory of weights, gradients and Adam's two moments in fp32, 16 bytes per parameter; activations come on
+top. If one device has less, only strategies that divide this state between devices can train the model.
 """
 
 from __future__ import annotations
@@ -11,45 +11,43 @@ import re
 from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
-from workloads.models.char_transformer import ASSUMED_DROPOUT, MLP_RATIO, transformer
+from workloads.models.char_transformer import MLP_RATIO, transformer
 from workloads.registry import ModelDeclaration, Samples
 
 if TYPE_CHECKING:
     from torch import nn
 
-BYTES_A_PARAMETER = 16
+BYTES_PER_PARAMETER = 16
 LARGEST_GB = 1_000_000
 HEAD_WIDTH = 64
 WIDTH_TO_DEPTH = 128
-"""About that of published language models."""
-PARAMETERS_OF_A_BLOCK = 4 + 2 * MLP_RATIO
-"""Times the square of the width: projections of the attention, and the two layers after it."""
+"""About the ratio of published language models."""
+BLOCK_PARAMETERS = 4 + 2 * MLP_RATIO
+"""In units of the squared width: the projections of the attention and the two layers of the MLP."""
 
 
 def size(name: str) -> tuple[int, int]:
-    """(width, depth) of the smallest such model that needs at least the memory in its name.
+    """Return (width, depth) of the smallest such model that needs at least the memory in its name.
 
     Raises:
-        ValueError: the name says no memory.
+        ValueError: the name contains no size.
     """
     member = name.partition("/")[2]
     match = re.fullmatch(r"(\d+(?:\.\d+)?)GB", member)
     gigabytes = float(match[1]) if match else 0.0
     if gigabytes > LARGEST_GB:
-        raise ValueError(f"{name} is larger than any machine: write wide_transformer/{LARGEST_GB}GB at most")
-    parameters = gigabytes * 1e9 / BYTES_A_PARAMETER
+        raise ValueError(f"{name} exceeds every machine: write wide_transformer/{LARGEST_GB}GB at most")
+    parameters = gigabytes * 1e9 / BYTES_PER_PARAMETER
     if not parameters:
-        raise ValueError(
-            f"{name} names no memory that training is to need: write wide_transformer/96GB, with any number above 0"
-        )
-    depth = max(2, round((parameters / (PARAMETERS_OF_A_BLOCK * WIDTH_TO_DEPTH**2)) ** (1 / 3)))
-    width = math.sqrt(parameters / (PARAMETERS_OF_A_BLOCK * depth))
+        raise ValueError(f"{name} contains no memory size: write wide_transformer/96GB, with any number above 0")
+    depth = max(2, round((parameters / (BLOCK_PARAMETERS * WIDTH_TO_DEPTH**2)) ** (1 / 3)))
+    width = math.sqrt(parameters / (BLOCK_PARAMETERS * depth))
     return math.ceil(width / HEAD_WIDTH) * HEAD_WIDTH, depth
 
 
 def _num_parameters(name: str) -> int:
     width, depth = size(name)
-    return PARAMETERS_OF_A_BLOCK * width**2 * depth
+    return BLOCK_PARAMETERS * width**2 * depth
 
 
 def _positions(name: str, wished: int) -> int:
@@ -59,13 +57,12 @@ def _positions(name: str, wished: int) -> int:
 
 def _build(config: TrainConfig, _channels: int, classes: int, positions: int) -> nn.Module:
     width, depth = size(config.model)
-    dropout = ASSUMED_DROPOUT if config.dropout is None else config.dropout
-    return transformer(classes, positions, width=width, depth=depth, heads=width // HEAD_WIDTH, dropout=dropout)
+    return transformer(config, classes, positions, width, depth, width // HEAD_WIDTH)
 
 
 DECLARATION = ModelDeclaration(
     name="wide_transformer/*",
-    summary="char_transformer sized by the memory it takes to train it: wide_transformer/96GB is for no 80 GB device.",
+    summary="char_transformer sized by the memory of its training: wide_transformer/96GB fits on no 80 GB device.",
     frameworks=("torch",),
     packages=("torch",),
     samples=Samples.SEQUENCES,

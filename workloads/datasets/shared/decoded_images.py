@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,55 +38,41 @@ class Pixels:
     std: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Description:
-    """The content of ``pixels-CxS.json``."""
-
-    version: int = VERSION
-    content: str
-    """Digest of the data set."""
-    size_bytes: int
-    sha256: str
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
 def pixels(listing: Listing, summary: Summary, size: int, progress: Callable[[str], None]) -> Pixels:
     """Return all images at ``size`` pixels per side, from a verified cache or decoded now.
 
     Raises:
         DatasetError: an image cannot be read, or no folder can hold the cache.
     """
-    stem = f"pixels-{summary.channels}x{size}"
+    name = f"pixels-{summary.channels}x{size}.npy"
     for cache in cache_folders(listing.folder):
-        if found := _cached(cache, stem, summary):
+        if found := _cached(cache / name, summary):
             return found
     with writable_cache(listing.folder, progress) as cache:
-        if found := _cached(cache, stem, summary):  # another process may have written it meanwhile
+        path = cache / name
+        if found := _cached(path, summary):  # another process may have written it meanwhile
             return found
-        path = cache / f"{stem}.npy"
         _remove_leftovers(path)
         _decode_all(listing, summary, size, path, progress)
         images = _mapped(path)
         mean, std = statistics(images[: summary.num_train])
-        description = _Description(
-            content=summary.digest, size_bytes=path.stat().st_size, sha256=sha256(path), mean=mean, std=std
+        file = {"size_bytes": path.stat().st_size, "sha256": sha256(path)}
+        write_json(
+            path.with_suffix(".json"),
+            {"version": VERSION, "content": summary.digest, **file, "mean": mean, "std": std},
         )
-        write_json(cache / f"{stem}.json", asdict(description))
         return Pixels(images, mean, std)
 
 
-def _cached(cache: Path, stem: str, summary: Summary) -> Pixels | None:
+def _cached(path: Path, summary: Summary) -> Pixels | None:
     """Return the images of a cache if it is whole and belongs to this data set."""
-    path = cache / f"{stem}.npy"
     try:
-        description = _Description(**read_json(cache / f"{stem}.json"))
-        if description.version != VERSION or description.content != summary.digest:
+        known = read_json(path.with_suffix(".json"))
+        expected = (known["version"], known["content"], known["size_bytes"])
+        if expected != (VERSION, summary.digest, path.stat().st_size) or sha256(path) != known["sha256"]:
             return None
-        if path.stat().st_size != description.size_bytes or sha256(path) != description.sha256:
-            return None
-        return Pixels(_mapped(path), tuple(description.mean), tuple(description.std))
-    except (OSError, ValueError, TypeError):
+        return Pixels(_mapped(path), tuple(known["mean"]), tuple(known["std"]))
+    except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
@@ -113,14 +99,13 @@ def _decode_all(listing: Listing, summary: Summary, size: int, path: Path, progr
         return np.asarray(decode(listing.folder / entry.path, channels=summary.channels, size=size))
 
     progress(f"decoding {len(listing.entries):,} images in {listing.folder}")
+    size_bytes = sum(entry.size for entry in listing.entries)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as stream:
             shape = (len(listing.entries), summary.channels, size, size)
             np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
-            for image in in_threads(
-                pixels_of, listing.entries, progress, "decoded", size_bytes=sum(e.size for e in listing.entries)
-            ):
+            for image in in_threads(pixels_of, listing.entries, progress, "decoded", size_bytes=size_bytes):
                 # write(2) reports a full disk; storing into a mapped file would end the process by SIGBUS (mmap(2)).
                 stream.write(image.tobytes() if image.ndim == 2 else image.transpose(2, 0, 1).tobytes())
             stream.flush()

@@ -1,7 +1,7 @@
-"""Keras layers that compute what torch's of the same name compute, and carry its names and layouts of parameters.
+"""Keras layers that compute the same as torch's layers of the same name, with torch's names of parameters.
 
-TensorFlow keeps channels last and torch first, so kernels are turned when they come or go, never in a step. Keras' own
-defaults differ where nobody looks: padding of strided convolutions, batch norm's constants and its variance.
+TensorFlow keeps channels last and torch first, so loading and saving transpose weights; a step does not.
+Keras' defaults differ from torch's in the padding of strided convolutions and in batch norm's constants and variance.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 BATCH_NORM_MOMENTUM = 0.1
-"""Share of the newest batch in running statistics: torch's default."""
+"""Weight of the newest batch in running statistics: torch's default."""
 BATCH_NORM_EPSILON = 1e-5
 """torch's default."""
 
-Turn = Callable[[np.ndarray], np.ndarray]
+Transpose = Callable[[np.ndarray], np.ndarray]
 
 
-def _as_it_is(array: np.ndarray) -> np.ndarray:
+def _unchanged(array: np.ndarray) -> np.ndarray:
     return array
 
 
@@ -31,26 +31,26 @@ class Entry:
     """One parameter or running statistic of a model."""
 
     name: str
-    """As torch names it."""
+    """torch's name."""
     variable: Any
     trainable: bool
-    to_torch: Turn = _as_it_is
-    from_torch: Turn = _as_it_is
+    to_torch: Transpose = _unchanged
+    from_torch: Transpose = _unchanged
 
 
 class Randomness:
-    """What dropout draws from: a seed for each step, so that a resumed run draws what an undisturbed one would."""
+    """Seed of dropout for each step, so that a resumed run draws the same numbers as an uninterrupted one."""
 
     def __init__(self) -> None:
         self.seed: Any = None
-        """(2,) int64, the step's; whoever traces a step sets it."""
+        """(2,) int64; the code that traces a step sets it."""
 
 
 class Maker:
-    """Makes the layers of one model, under Keras' policy of precision, and keeps account of those with parameters.
+    """Makes the layers of one model under Keras' global precision policy, and lists those with parameters.
 
     Args:
-        dropout: for every dropout layer; None keeps the model's own.
+        dropout: rate of every dropout layer; None keeps the model's own.
     """
 
     def __init__(self, *, dropout: float | None, freeze_batch_norm: bool) -> None:
@@ -61,35 +61,35 @@ class Maker:
         self._dropouts = 0
 
     def entries(self) -> Iterator[Entry]:
-        """Every parameter and running statistic, in order of the layers; these must have been built."""
+        """Yield every parameter and running statistic in the order of the layers, which must have been built."""
         for name, layer in self._leaves:
             yield from layer.entries(name)
 
-    def _known(self, name: str, layer: Any) -> Any:
+    def _register(self, name: str, layer: Any) -> Any:
         self._leaves.append((name, layer))
         return layer
 
     def convolution(
         self, name: str, filters: int, kernel: int, *, stride: int = 1, padding: int = 0, bias: bool = True
     ) -> Any:
-        """``nn.Conv2d``: padding is the same on all sides, which TensorFlow's "same" is not with a stride."""
+        """``nn.Conv2d``: equal padding on all sides; with a stride TensorFlow's "same" pads less on top and left."""
         layer = Convolution(filters, kernel, strides=stride, padding="valid", use_bias=bias, name=name)
         layer.margin = padding
-        return self._known(name, layer)
+        return self._register(name, layer)
 
     def linear(self, name: str, units: int, *, flattened: tuple[int, int, int] | None = None) -> Any:
         """``nn.Linear``.
 
         Args:
-            flattened: (channels, height, width) of what was flattened in front of it, which torch orders like that.
+            flattened: (channels, height, width) that a Flatten layer before it flattens; torch flattens in this order.
         """
         layer = Linear(units, name=name)
         layer.flattened = flattened
-        return self._known(name, layer)
+        return self._register(name, layer)
 
     def batch_norm(self, name: str) -> Any:
         """``nn.BatchNorm2d``, or ``1d`` after a linear layer."""
-        return self._known(name, BatchNorm(frozen=self._freeze, name=name))
+        return self._register(name, BatchNorm(frozen=self._freeze, name=name))
 
     def dropout(self, rate: float) -> Any:
         """``nn.Dropout``."""
@@ -101,7 +101,7 @@ class Maker:
         return keras.layers.ReLU()
 
     def max_pool(self, size: int, *, stride: int, padding: int = 0) -> Any:
-        """``nn.MaxPool2d`` of values that are not negative, so that a margin of zeros never wins."""
+        """``nn.MaxPool2d`` for non-negative values, whose maximum zero padding does not change."""
         layers = [keras.layers.ZeroPadding2D(padding)] if padding else []
         layers.append(keras.layers.MaxPooling2D(size, strides=stride, padding="valid"))
         return keras.Sequential(layers) if padding else layers[0]
@@ -158,9 +158,9 @@ class Linear(keras.layers.Dense):  # type: ignore[misc]
 
 
 class BatchNorm(keras.layers.Layer):  # type: ignore[misc]
-    """Normalises over all but the last axis; each replica keeps running statistics of its own.
+    """Normalizes over all but the last axis; each replica keeps its own running statistics.
 
-    The running variance is the unbiased one, as in torch; Keras' own layer keeps the biased one, and averages over
+    The running variance is unbiased, as in torch; Keras' BatchNormalization keeps the biased one and averages it over
     replicas in every step.
     """
 
@@ -177,13 +177,13 @@ class BatchNorm(keras.layers.Layer):  # type: ignore[misc]
             "synchronization": tf.VariableSynchronization.ON_READ,
             "aggregation": tf.VariableAggregation.MEAN,
         }
-        with tf.init_scope():  # Keras may be tracing a layer around this one to learn its shape
+        with tf.init_scope():  # Keras may build inside a traced function to infer shapes
             self.running_mean = tf.Variable(tf.zeros(size, self.variable_dtype), **own)
             self.running_var = tf.Variable(tf.ones(size, self.variable_dtype), **own)
 
     def call(self, x: Any, training: bool = False) -> Any:
         if not training or self.frozen:
-            return self._normalised(x, self.running_mean.value(), self.running_var.value())
+            return self._normalize(x, self.running_mean.value(), self.running_var.value())
         return self._fused(x) if self.variable_dtype == "float32" else self._plain(x)
 
     def compute_output_shape(self, shape: Sequence[int | None]) -> Any:
@@ -196,7 +196,7 @@ class BatchNorm(keras.layers.Layer):  # type: ignore[misc]
         yield Entry(f"{name}.running_var", self.running_var, False)
 
     def _fused(self, x: Any) -> Any:
-        """One kernel, which knows single precision only."""
+        """One fused kernel, which requires float32 statistics."""
         nothing = tf.constant([], tf.float32)
         image = x if len(x.shape) == 4 else x[:, None, None, :]
         answer = tf.raw_ops.FusedBatchNormV3(
@@ -208,40 +208,40 @@ class BatchNorm(keras.layers.Layer):  # type: ignore[misc]
             epsilon=BATCH_NORM_EPSILON,
             is_training=True,
         )
-        self._follow(answer.batch_mean, answer.batch_variance)  # the kernel's variance is unbiased
+        self._update_running(answer.batch_mean, answer.batch_variance)  # FusedBatchNormV3 returns the unbiased variance
         return answer.y if len(x.shape) == 4 else answer.y[:, 0, 0, :]
 
     def _plain(self, x: Any) -> Any:
         axes = list(range(len(x.shape) - 1))
         mean, variance = tf.nn.moments(x, axes)
         count = tf.cast(tf.size(x) / x.shape[-1], x.dtype)
-        self._follow(mean, variance * count / (count - 1))
-        return self._normalised(x, mean, variance)
+        self._update_running(mean, variance * count / (count - 1))
+        return self._normalize(x, mean, variance)
 
-    def _normalised(self, x: Any, mean: Any, variance: Any) -> Any:
+    def _normalize(self, x: Any, mean: Any, variance: Any) -> Any:
         scale = self.gamma.value * tf.math.rsqrt(variance + BATCH_NORM_EPSILON)
         shift = self.beta.value - mean * scale
         return tf.cast(tf.cast(x, scale.dtype) * scale + shift, x.dtype)
 
-    def _follow(self, mean: Any, variance: Any) -> None:
+    def _update_running(self, mean: Any, variance: Any) -> None:
         for running, newest in ((self.running_mean, mean), (self.running_var, variance)):
             running.assign_sub(BATCH_NORM_MOMENTUM * (running.value() - newest))
 
 
 class Dropout(keras.layers.Layer):  # type: ignore[misc]
-    """Drops by the step's seed, its own place in the model and the replica."""
+    """Draws by the step's seed, its position in the model and the replica."""
 
-    def __init__(self, rate: float, randomness: Randomness, place: int, **more: Any) -> None:
+    def __init__(self, rate: float, randomness: Randomness, position: int, **more: Any) -> None:
         super().__init__(**more)
         self._rate = rate
         self._randomness = randomness
-        self._place = place
+        self._position = position
 
     def call(self, x: Any, training: bool = False) -> Any:
         if not training or not self._rate:
             return x
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        own = tf.stack([tf.cast(replica, tf.int64), tf.constant(self._place, tf.int64)])
+        own = tf.stack([tf.cast(replica, tf.int64), tf.constant(self._position, tf.int64)])
         return tf.nn.experimental.stateless_dropout(x, self._rate, seed=self._randomness.seed * 4096 + own)
 
     def compute_output_shape(self, shape: Sequence[int | None]) -> Any:
@@ -249,7 +249,7 @@ class Dropout(keras.layers.Layer):  # type: ignore[misc]
 
 
 class AdaptiveAveragePool(keras.layers.Layer):  # type: ignore[misc]
-    """``nn.AdaptiveAvgPool2d``: means over windows that cover the image, however large it is."""
+    """``nn.AdaptiveAvgPool2d``: means over windows that cover an image of any size."""
 
     def __init__(self, size: int, **more: Any) -> None:
         super().__init__(**more)
@@ -264,7 +264,7 @@ class AdaptiveAveragePool(keras.layers.Layer):  # type: ignore[misc]
 
 
 def _windows(inputs: int, outputs: int) -> np.ndarray:
-    """(outputs, inputs): what each input counts in each mean."""
+    """Return (outputs, inputs) weights of each input in each mean."""
     weights = np.zeros((outputs, inputs))
     for output in range(outputs):
         start, end = output * inputs // outputs, -(-(output + 1) * inputs // outputs)

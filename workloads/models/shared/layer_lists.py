@@ -1,7 +1,7 @@
-"""A model as a list of layers, each fed by the one before: what pipelines cut. The layers are the model's own modules.
+"""A model as a list of layers in order, which pipelines cut into stages.
 
-Moving or training a layer moves or trains the model's, and names in a checkpoint stay the model's. In evaluation the
-list computes what the model computes, bit for bit.
+The layers are the model's own modules: moving or training a layer moves or trains the model, and checkpoints keep the
+model's names. In evaluation the list computes bit for bit the same as the model.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def of_torchvision(model: nn.Module) -> list[nn.Module]:
-    """Layers of torchvision's ResNet, VGG and MobileNetV2."""
+    """Return the layers of torchvision's ResNet, VGG or MobileNetV2."""
     from torch import nn
     from torchvision.models.mobilenetv2 import MobileNetV2
     from torchvision.models.resnet import ResNet
     from torchvision.models.vgg import VGG
 
-    whole: Any = model  # torch types members of a module as anything but what they are
+    whole: Any = model  # torch types the members of a module as Tensor | Module
     if isinstance(model, ResNet):
         stages = [block for stage in (whole.layer1, whole.layer2, whole.layer3, whole.layer4) for block in stage]
         return [whole.conv1, whole.bn1, whole.relu, whole.maxpool, *stages, whole.avgpool, nn.Flatten(1), whole.fc]
@@ -33,18 +33,18 @@ def of_torchvision(model: nn.Module) -> list[nn.Module]:
 
 
 def of_timm(model: nn.Module) -> list[nn.Module]:
-    """Layers of timm's VisionTransformer, SwinTransformer and ResNet families.
+    """Return the layers of timm's VisionTransformer, SwinTransformer or ResNet.
 
     Raises:
-        InputError: the model is of another family, whose order of layers is not known.
+        InputError: the model belongs to another family.
     """
     from timm.models.resnet import ResNet
     from timm.models.swin_transformer import SwinTransformer
     from timm.models.vision_transformer import VisionTransformer
     from torch import nn
 
-    whole: Any = model  # torch types members of a module as anything but what they are
-    if type(model) is VisionTransformer:  # what derives from it has more: another token, another head
+    whole: Any = model  # torch types the members of a module as Tensor | Module
+    if type(model) is VisionTransformer:  # its subclasses add tokens or heads
         return _of_vit(whole)
     if isinstance(model, SwinTransformer):
         return _of_swin(whole)
@@ -55,7 +55,7 @@ def of_timm(model: nn.Module) -> list[nn.Module]:
     raise InputError(
         f"{type(model).__name__} of timm cannot be cut into layers",
         where="experiment.toml: model",
-        why="timm's VisionTransformer, SwinTransformer and ResNet can",
+        why="only VisionTransformer, SwinTransformer and ResNet of timm can",
         hint="choose another model, or a strategy that keeps the model whole",
     )
 
@@ -64,7 +64,7 @@ def _of_vit(model: Any) -> list[nn.Module]:
     from torch import Tensor, nn
 
     class Part(nn.Module):
-        """Borrows methods of the whole model, with what those read from ``self``, and no other parameters."""
+        """Calls methods of the whole model with only the attributes that they read."""
 
         def __init__(self, *names: str) -> None:
             super().__init__()
@@ -96,12 +96,12 @@ def _of_vit(model: Any) -> list[nn.Module]:
 
 
 def _of_swin(model: Any) -> list[nn.Module]:
-    """A block's two halves are layers of their own: of so few and unequal blocks, no cut would make equal stages."""
+    """Return each half of a block as a layer: whole blocks are too few and unequal for balanced stages."""
     from timm.models.swin_transformer import SwinTransformerBlock
     from torch import Tensor, nn
 
     class Attention(SwinTransformerBlock):
-        """The first half of a block: its modules, its mask, and the numbers that its ``_attn`` reads."""
+        """The first half of a block: its modules, its mask, and the values that its ``_attn`` reads."""
 
         def __init__(self, block: Any) -> None:
             nn.Module.__init__(self)
@@ -114,7 +114,7 @@ def _of_swin(model: Any) -> list[nn.Module]:
             return x + self.drop_path1(attend(self.norm1(x)))
 
     class Mlp(nn.Module):
-        """The second."""
+        """The second half of a block."""
 
         def __init__(self, block: Any) -> None:
             super().__init__()
@@ -133,9 +133,10 @@ def _of_swin(model: Any) -> list[nn.Module]:
 
 
 def cut(layers: Sequence[nn.Module], sizes: Sequence[int]) -> list[nn.Sequential]:
-    """Consecutive parts of so many layers each, fit to stand at the end of a wire.
+    """Cut layers into consecutive parts of the given sizes.
 
-    The first layer of a part must not write into what it is given: that may be a leaf of the graph, or still in use.
+    The first layer of a part must not work in place: its input may be a leaf of the autograd graph, or still in use by
+    the previous stage.
     """
     from torch import nn
 
