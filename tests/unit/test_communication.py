@@ -35,16 +35,16 @@ def test_ranks_that_hear_nothing_of_each_other_get_advice(
     assert capsys.readouterr().err == "", "nothing is said of those that meet in time"
 
 
-def test_a_rank_that_is_shown_one_gpu_takes_number_0_and_says_so(
+def test_a_rank_with_one_visible_gpu_takes_number_0_and_warns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Local rank 1, CUDA_VISIBLE_DEVICES of one device: it is number 0 there, not number 1, which would not exist."""
-    from workloads.engines import devices
+    from workloads.engines import torch_devices
 
     taken: list[Any] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    monkeypatch.setattr(devices, "_torch_gpus", lambda: [Gpu("NVIDIA A100-SXM4-80GB", 80 * 10**9, "GPU-b")])
+    monkeypatch.setattr(torch_devices, "_torch_gpus", lambda: [Gpu("NVIDIA A100-SXM4-80GB", 80 * 10**9, "GPU-b")])
     environment = {
         "SUBMITIT_EXECUTOR": "local",
         "SUBMITIT_LOCAL_NTASKS": "2",
@@ -52,6 +52,6 @@ def test_a_rank_that_is_shown_one_gpu_takes_number_0_and_says_so(
     }
     expect = Expectation(ranks=2, nodes=1, gpus_per_node=2, cpus_per_rank=1, gpu_name="A100", gpu_memory_gb=80)
     job: Any = SimpleNamespace(spec=SimpleNamespace(expect=expect), world=World.from_environment(environment))
-    assert devices.choose_device(job) == torch.device("cuda", 0) == taken[0]
+    assert torch_devices.choose_device(job) == torch.device("cuda", 0) == taken[0]
     said = capsys.readouterr().err
     assert "rank 1 sees 1 of 2 GPUs: they are bound to tasks" in said and "ask for GPUs by node, not by task" in said

@@ -70,33 +70,25 @@ def layers(config: TrainConfig, module: nn.Module) -> list[nn.Module]:
     return cut(module)
 
 
-def example(loader: Loader) -> Callable[[int], Tensor]:
-    """Return (samples) -> an input of that many samples, all of them the first test sample."""
-
-    def make(samples: int) -> Tensor:
-        x = next(loader.test()).x
-        return x[:1].repeat(samples, *[1] * (x.ndim - 1))
-
-    return make
+def example(loader: Loader, samples: int) -> Tensor:
+    """Return an input of that many samples, all of them the first test sample."""
+    x = next(loader.test()).x
+    return x[:1].repeat(samples, *[1] * (x.ndim - 1))
 
 
-def make_optimizer(config: TrainConfig) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """Return (parameters) -> the configured optimizer with torch's fused update, the fastest on GPU and CPU."""
-
-    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        if config.optimizer == "sgd":
-            return torch.optim.SGD(
-                parameters,
-                lr=config.lr,
-                momentum=config.momentum,
-                nesterov=config.nesterov,
-                weight_decay=config.weight_decay,
-                fused=True,
-            )
-        kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-        return kind(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
-
-    return make
+def make_optimizer(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Make the configured optimizer with torch's fused update, the fastest on GPU and CPU."""
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=config.lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    return kind(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -105,59 +97,44 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def loss_sum(config: TrainConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return (logits, y) -> training loss summed over samples, in float32 for bfloat16 logits.
+def loss_sum(config: TrainConfig, logits: Tensor, y: Tensor) -> Tensor:
+    """Return the training loss summed over samples, in float32 for bfloat16 logits.
 
     The loss of a sequence is the mean over its positions.
     """
-
-    def compute(logits: Tensor, y: Tensor) -> Tensor:
-        wide = logits.float() if logits.dtype == torch.bfloat16 else logits
-        summed = functional.cross_entropy(wide, y, reduction="sum", label_smoothing=config.label_smoothing)
-        return summed if y.ndim == 1 else summed / y.shape[1]
-
-    return compute
+    wide = logits.float() if logits.dtype == torch.bfloat16 else logits
+    summed = functional.cross_entropy(wide, y, reduction="sum", label_smoothing=config.label_smoothing)
+    return summed if y.ndim == 1 else summed / y.shape[1]
 
 
-def backward() -> Callable[[Tensor, float], None]:
-    """Return (loss, weight) -> computes the gradients of weight x loss.
+def backward(initial_gradients: dict[float, Tensor], loss: Tensor, weight: float) -> None:
+    """Compute the gradients of weight x loss.
 
-    The weight is the initial gradient, a tensor made once for each value. A product would launch two more kernels a
-    step, and launches bound small models.
+    The weight is the initial gradient, because a product would launch two more kernels a step, and launches bound small
+    models.
+
+    Args:
+        initial_gradients: a tensor for each weight, made when first needed.
     """
-    initial: dict[float, Tensor] = {}
-
-    def compute(loss: Tensor, weight: float) -> None:
-        if weight not in initial:
-            initial[weight] = torch.full_like(loss, weight, requires_grad=False)
-        loss.backward(initial[weight])  # type: ignore[no-untyped-call]
-
-    return compute
+    if weight not in initial_gradients:
+        initial_gradients[weight] = torch.full_like(loss, weight, requires_grad=False)
+    loss.backward(initial_gradients[weight])  # type: ignore[no-untyped-call]
 
 
-def forward(config: TrainConfig, device: torch.device) -> Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]:
-    """Return (module, x) -> logits, under autocast for bf16."""
+def forward(config: TrainConfig, device: torch.device, module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return the logits, computed under autocast for bf16."""
     if config.precision != "bf16":
-        return lambda module, x: module(x)
-
-    def compute(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16):
-            return module(x)
-
-    return compute
+        return module(x)
+    with torch.autocast(device.type, torch.bfloat16):
+        return module(x)
 
 
-def set_training(config: TrainConfig) -> Callable[[nn.Module, bool], None]:
-    """Return (module, training) -> sets the mode; frozen batch norm stays in evaluation mode."""
-    freeze = config.batch_norm == "frozen"
-
-    def switch(module: nn.Module, training: bool) -> None:
-        if module.training is training:
-            return
-        module.train(training)
-        if training and freeze:
-            for layer in module.modules():
-                if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                    layer.eval()  # batch norm freezing
-
-    return switch
+def set_training(config: TrainConfig, module: nn.Module, training: bool) -> None:
+    """Set training or evaluation mode; frozen batch norm stays in evaluation mode."""
+    if module.training is training:
+        return
+    module.train(training)
+    if training and config.batch_norm == "frozen":
+        for layer in module.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.eval()  # batch norm freezing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -115,15 +116,15 @@ def make_task(
         options=options,
         world=world,
         device=device,
-        make_optimizer=recipe.make_optimizer(config),
-        forward=recipe.forward(config, device),
-        loss_sum=recipe.loss_sum(config),
-        backward=recipe.backward(),
-        set_training=recipe.set_training(config),
-        layers=lambda: recipe.layers(config, module),
+        make_optimizer=partial(recipe.make_optimizer, config),
+        forward=partial(recipe.forward, config, device),
+        loss_sum=partial(recipe.loss_sum, config),
+        backward=partial(recipe.backward, {}),
+        set_training=partial(recipe.set_training, config),
+        layers=partial(recipe.layers, config, module),
         balance=balance,
         host_group=host_group,
-        example=recipe.example(loader),
+        example=partial(recipe.example, loader),
         devices=devices_of(device, config, declaration.topology(options)),
     )
 

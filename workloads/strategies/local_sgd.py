@@ -40,7 +40,7 @@ class LocalSgd(TorchStrategy):
         loss = super().train_step(batch)
         self._steps_done += 1
         if self._steps_done % self._period == 0:
-            average(self._averaged, self._mean)
+            average(self._averaged, self.task.world.size)
         return loss
 
     def logits(self, x: Tensor) -> Tensor | None:
@@ -68,20 +68,13 @@ class LocalSgd(TorchStrategy):
     def _load_average(self) -> None:
         if self._own is None:
             self._own = [t.clone() for t in self._averaged]
-            average(self._averaged, self._mean)
+            average(self._averaged, self.task.world.size)
 
     def _restore_replica(self) -> None:
         if self._own is not None:
             for tensor, own in zip(self._averaged, self._own, strict=True):
                 tensor.copy_(own)
             self._own = None
-
-    def _mean(self, flat: Tensor) -> Tensor:
-        from torch import distributed
-
-        if self.task.world.size > 1:
-            distributed.all_reduce(flat)
-        return flat.div_(self.task.world.size)
 
 
 DECLARATION = StrategyDeclaration(

@@ -6,7 +6,6 @@ collective a step and keep one rank's statistics only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class RunningStatistics:
 
     def __init__(self, task: Task, module: nn.Module) -> None:
         self._buffers = trained_statistics(task, module) if task.world.size > 1 else []
-        self._size = task.world.size
+        self._ranks = task.world.size
         self.differ = False
         """Whether ranks may differ: whoever trains a step sets it."""
 
@@ -38,25 +37,19 @@ class RunningStatistics:
         """Make the statistics the same on all ranks. Collective; returns at once when nothing changed."""
         if self.differ:
             self.differ = False
-            average(self._buffers, self._mean)
-
-    def _mean(self, flat: Tensor) -> Tensor:
-        from torch import distributed
-
-        distributed.all_reduce(flat)
-        return flat.div_(self._size)
+            average(self._buffers, self._ranks)
 
 
-def average(tensors: list[Tensor], mean: Callable[[Tensor], Tensor]) -> None:
-    """Replace tensors by their mean over ranks, in one message: hundreds of small ones are bound by latency.
-
-    Args:
-        mean: (tensor) -> its mean over ranks; it may write into the tensor.
-    """
+def average(tensors: list[Tensor], ranks: int) -> None:
+    """Replace tensors by their mean over ranks, in one message: hundreds of small ones are bound by latency."""
     import torch
+    from torch import distributed
 
     if not tensors:
         return
-    flat = mean(torch.cat([t.detach().reshape(-1) for t in tensors]))
+    flat = torch.cat([t.detach().reshape(-1) for t in tensors])
+    if ranks > 1:
+        distributed.all_reduce(flat)
+    flat.div_(ranks)
     for tensor, part in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
         tensor.detach().copy_(part.view_as(tensor))
