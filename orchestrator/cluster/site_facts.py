@@ -1,4 +1,4 @@
-"""Facts about a cluster and its user, parsed from the output of Slurm's commands. Only :func:`ask` runs anything.
+"""Facts about a cluster and its user, parsed from the output of Slurm's commands. Only :func:`query` runs commands.
 
 ``sinfo`` reports the partitions that this user sees and their nodes, ``scontrol`` limits and settings, ``sacctmgr`` the
 user's accounts and QOS. Sites may disable the last two: the cluster file then says so in place of the value.
@@ -7,90 +7,155 @@ user's accounts and QOS. Sites may disable the last two: the cluster file then s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
-SINFO_FORMAT = "%R|%a|%l|%D|%c|%m|%G|%f"
-ASSOCIATIONS = "Cluster,Account,Partition,QOS,DefaultQOS,MaxSubmitJobs,MaxWall"
-QOS = "Name,MaxWall,MaxTRES,MaxSubmitPU,Preempt"
+SINFO = {
+    "partition": "%R",
+    "up": "%a",
+    "time": "%l",
+    "nodes": "%D",
+    "cores": "%c",
+    "memory": "%m",
+    "gres": "%G",
+    "features": "%f",
+}
+ASSOCIATIONS = ("Cluster", "Account", "Partition", "QOS", "DefaultQOS", "MaxSubmitJobs", "MaxWall")
+QOS = ("Name", "MaxWall", "MaxTRES", "MaxSubmitPU", "Preempt")
 
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "sinfo": ("sinfo", "--noheader", "--exact", f"--format={SINFO_FORMAT}"),
+    "sinfo": ("sinfo", "--noheader", "--exact", f"--format={'|'.join(SINFO.values())}"),
     "partitions": ("scontrol", "--oneliner", "show", "partition"),
     "nodes": ("scontrol", "--oneliner", "show", "node"),
     "config": ("scontrol", "show", "config"),
     "user": ("sacctmgr", "-nP", "show", "user", "{user}", "format=DefaultAccount"),
-    "associations": ("sacctmgr", "-nP", "show", "associations", "user={user}", f"format={ASSOCIATIONS}"),
-    "qos": ("sacctmgr", "-nP", "show", "qos", f"format={QOS}"),
+    "associations": (
+        *("sacctmgr", "-nP", "show", "associations", "user={user}"),
+        f"format={','.join(ASSOCIATIONS)}",
+    ),
+    "qos": ("sacctmgr", "-nP", "show", "qos", f"format={','.join(QOS)}"),
 }
 """Query -> command. Without headers, as their words depend on the locale."""
 
-_TIMES_NOT_LIMITED = {"", "UNLIMITED", "infinite", "INVALID", "n/a", "N/A", "(null)"}
+Record = TypeVar("Record")
+
+
+def seconds(text: str) -> int:
+    """Parse a time as Slurm prints it (``D-HH:MM:SS``, ``MM:SS``, ``MM``); 0: no limit."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    if match is None:  # UNLIMITED, infinite, INVALID, n/a
+        return 0
+    days, *rest = match.groups()
+    given = [int(part) for part in rest if part is not None]
+    if days is None and len(given) < 3:
+        given.insert(0, 0)  # minutes and seconds, without hours
+    hours, minutes, last = [*given, 0, 0][:3]
+    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + last
+
+
+def gpus(gres: str) -> tuple[tuple[str, int], ...]:
+    """Parse types and numbers of GPUs in a GRES list: ``gpu:a100:4(S:0-1),gpu:a100.20gb:8,nvme:1`` has two."""
+    found: dict[str, int] = {}
+    for word in re.sub(r"\([^)]*\)", "", gres).split(","):
+        parts = word.strip().split(":")
+        if parts[0] != "gpu":
+            continue
+        number = parts[-1] if len(parts) > 1 and parts[-1].isdigit() else ""
+        kind = ":".join(parts[1 : -1 if number else None])
+        found[kind] = found.get(kind, 0) + (int(number) if number else 1)
+    return tuple(found.items())
+
+
+def _number(text: str) -> int:
+    """Parse the whole number that a text begins with; 0: none, or no limit."""
+    match = re.match(r"\s*(\d+)", text)
+    return int(match[1]) if match else 0
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Parse a list of names; empty: all."""
+    return () if text in {"", "ALL", "N/A", "(null)"} else tuple(name for name in text.split(",") if name)
+
+
+def _limit(*resources: str) -> Callable[[str], int]:
+    """Make the parser of a limit in a TRES list such as ``cpu=64,gres/gpu=4``: the largest of some resources."""
+
+    def parse(text: str) -> int:
+        limits = dict(word.partition("=")[::2] for word in text.split(","))
+        return max((_number(limits[name]) for name in limits if name.startswith(resources)), default=0)
+
+    return parse
+
+
+def _parsed(name: str, parse: Callable[[str], Any] = str, missing: str = "") -> Any:
+    """A field that holds one value of Slurm's output: its name there, its parser, and the text where it is missing."""
+    return field(default=parse(missing), metadata={"name": name, "parse": parse, "missing": missing})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
     """Nodes of one partition that are alike."""
 
-    partition: str
-    up: bool
-    max_time_s: int
+    partition: str = _parsed("partition")
+    up: bool = _parsed("up", lambda text: text.strip() == "up")
+    max_time_s: int = _parsed("time", seconds)
     """0: no limit."""
-    count: int
-    cores: int
-    memory_mb: int
-    gres: tuple[tuple[str, int], ...] = ()
+    count: int = _parsed("nodes", _number)
+    cores: int = _parsed("cores", _number)
+    memory_mb: int = _parsed("memory", _number)
+    gres: tuple[tuple[str, int], ...] = _parsed("gres", gpus)
     """Type and number of GPUs; the type is empty where the site has none."""
-    features: tuple[str, ...] = ()
+    features: tuple[str, ...] = _parsed("features", _names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
     """Who may use a partition, and how."""
 
-    name: str
-    default: bool = False
-    up: bool = True
-    max_time_s: int = 0
-    max_nodes: int = 0
-    exclusive: bool = False
+    name: str = _parsed("PartitionName")
+    default: bool = _parsed("Default", lambda text: text == "YES")
+    up: bool = _parsed("State", lambda text: text == "UP", "UP")
+    max_time_s: int = _parsed("MaxTime", seconds)
+    max_nodes: int = _parsed("MaxNodes", _number)
+    exclusive: bool = _parsed("OverSubscribe", lambda text: text.startswith("EXCLUSIVE"))
     """Slurm allocates whole nodes."""
-    allow_qos: tuple[str, ...] = ()
+    allow_qos: tuple[str, ...] = _parsed("AllowQos", _names)
     """Empty: any."""
-    deny_qos: tuple[str, ...] = ()
-    allow_accounts: tuple[str, ...] = ()
-    deny_accounts: tuple[str, ...] = ()
-    priority_tier: int = 1
-    preempt: str = ""
+    deny_qos: tuple[str, ...] = _parsed("DenyQos", _names)
+    allow_accounts: tuple[str, ...] = _parsed("AllowAccounts", _names)
+    deny_accounts: tuple[str, ...] = _parsed("DenyAccounts", _names)
+    priority_tier: int = _parsed("PriorityTier", _number, "1")
+    preempt: str = _parsed("PreemptMode", lambda text: text.partition(",")[0])
     """OFF, CANCEL, REQUEUE, SUSPEND; empty: as the cluster has it."""
-    qos: str = ""
+    qos: str = _parsed("QoS", lambda text: "".join(_names(text)))
     """Its limits apply to every job of the partition."""
-    root_only: bool = False
+    root_only: bool = _parsed("RootOnly", lambda text: text == "YES")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qos:
     """Limits of a QOS."""
 
-    name: str
-    max_time_s: int = 0
-    max_gpus: int = 0
-    max_cpus: int = 0
-    max_nodes: int = 0
-    max_submit: int = 0
-    preempts: tuple[str, ...] = ()
+    name: str = _parsed("Name")
+    max_time_s: int = _parsed("MaxWall", seconds)
+    max_gpus: int = _parsed("MaxTRES", _limit("gres/gpu"))
+    max_cpus: int = _parsed("MaxTRES", _limit("cpu"))
+    max_nodes: int = _parsed("MaxTRES", _limit("node"))
+    max_submit: int = _parsed("MaxSubmitPU", _number)
+    preempts: tuple[str, ...] = _parsed("Preempt", _names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Association:
     """An account of the user, for all partitions or for one."""
 
-    account: str
-    partition: str = ""
-    qos: tuple[str, ...] = ()
-    default_qos: str = ""
-    max_submit: int = 0
-    max_time_s: int = 0
+    account: str = _parsed("Account")
+    partition: str = _parsed("Partition")
+    qos: tuple[str, ...] = _parsed("QOS", _names)
+    default_qos: str = _parsed("DefaultQOS")
+    max_submit: int = _parsed("MaxSubmitJobs", _number)
+    max_time_s: int = _parsed("MaxWall", seconds)
 
     @property
     def usual_qos(self) -> str:
@@ -145,50 +210,50 @@ def parse(answers: Mapping[str, str], unanswered: Mapping[str, str] | None = Non
     config = _settings(answers.get("config", ""))
     accounting = "slurmdbd" in config.get("AccountingStorageType", "")
     cluster = config.get("ClusterName", "").strip().lower() or "cluster"
+    of_accounts = answers if accounting else {}
+    groups = (_record(NodeGroup, row) for row in _table(answers.get("sinfo", ""), tuple(SINFO)))
+    partitions = (_record(Partition, _words(line)) for line in answers.get("partitions", "").splitlines())
+    every_qos = (_record(Qos, row) for row in _table(of_accounts.get("qos", ""), QOS))
     return SiteFacts(
         cluster=cluster,
         version=config.get("SLURM_VERSION", ""),
-        groups=tuple(filter(None, map(_group, answers.get("sinfo", "").splitlines()))),
-        partitions={p.name: p for p in filter(None, map(_partition, answers.get("partitions", "").splitlines()))},
+        groups=tuple(group for group in groups if group.partition),
+        partitions={partition.name: partition for partition in partitions if partition.name},
         max_array_size=_number(config.get("MaxArraySize", "")) or 1001,
         accounting=accounting,
         preempt_type=config.get("PreemptType", "").rpartition("/")[2],
         preempt_mode=config.get("PreemptMode", "OFF").partition(",")[0],
         arch=_processors(answers.get("nodes", "")),
-        accounts=tuple(_associations(answers.get("associations", ""), cluster)) if accounting else (),
-        default_account=answers.get("user", "").partition("\n")[0].strip() if accounting else "",
-        qos={q.name: q for q in filter(None, map(_qos, answers.get("qos", "").splitlines()))} if accounting else {},
+        accounts=tuple(
+            _record(Association, row)
+            for row in _table(of_accounts.get("associations", ""), ASSOCIATIONS)
+            if row["Account"] and row["Cluster"].lower() == cluster
+        ),
+        default_account=of_accounts.get("user", "").partition("\n")[0].strip(),
+        qos={qos.name: qos for qos in every_qos if qos.name},
         unanswered=dict(unanswered or {}),
     )
 
 
-def seconds(text: str) -> int:
-    """Parse a time as Slurm prints it (``D-HH:MM:SS``, ``MM:SS``, ``MM``); 0: no limit."""
-    if text.strip() in _TIMES_NOT_LIMITED:
-        return 0
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
-    if match is None:
-        return 0
-    days, *fields = match.groups()
-    given = [int(f) for f in fields if f is not None]
-    if days is not None or len(given) == 3:
-        hours, minutes, rest = [*given, 0, 0][:3]
-    else:
-        hours, (minutes, rest) = 0, [*given, 0][:2]
-    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + rest
+def _record(kind: type[Record], values: Mapping[str, str]) -> Record:
+    """Parse the values of Slurm's output that the fields of a record name."""
+    made = {
+        f.name: f.metadata["parse"](values.get(f.metadata["name"], f.metadata["missing"]))
+        for f in fields(kind)  # type: ignore[arg-type]
+    }
+    return kind(**made)
 
 
-def gpus(gres: str) -> tuple[tuple[str, int], ...]:
-    """Parse types and numbers of GPUs in a GRES list: ``gpu:a100:4(S:0-1),gpu:a100.20gb:8,nvme:1`` has two."""
-    found: dict[str, int] = {}
-    for word in re.sub(r"\([^)]*\)", "", gres).split(","):
-        parts = word.strip().split(":")
-        if parts[0] != "gpu":
-            continue
-        number = parts[-1] if len(parts) > 1 and parts[-1].isdigit() else ""
-        kind = ":".join(parts[1 : -1 if number else None])
-        found[kind] = found.get(kind, 0) + (int(number) if number else 1)
-    return tuple(found.items())
+def _table(text: str, columns: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Rows of a table with ``|`` between columns; rows of another length are left out."""
+    for line in text.splitlines():
+        values = line.strip().split("|")
+        if len(values) == len(columns):
+            yield dict(zip(columns, values, strict=True))
+
+
+def _words(line: str) -> dict[str, str]:
+    return {key: value for key, equals, value in (word.partition("=") for word in line.split()) if equals}
 
 
 def _settings(text: str) -> dict[str, str]:
@@ -196,97 +261,10 @@ def _settings(text: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, equals, value in pairs if equals}
 
 
-def _number(text: str) -> int:
-    """Parse the whole number that a text begins with; 0: none, or no limit."""
-    match = re.match(r"\s*(\d+)", text or "")
-    return int(match[1]) if match else 0
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """Parse a list of names; empty: all."""
-    return () if text in {"", "ALL", "N/A", "(null)"} else tuple(name for name in text.split(",") if name)
-
-
-def _group(line: str) -> NodeGroup | None:
-    fields = line.strip().split("|")
-    if len(fields) != 8 or not fields[0]:
-        return None
-    partition, up, limit, count, cores, memory, gres, features = fields
-    return NodeGroup(
-        partition=partition,
-        up=up.strip() == "up",
-        max_time_s=seconds(limit),
-        count=_number(count),
-        cores=_number(cores),
-        memory_mb=_number(memory),
-        gres=gpus(gres),
-        features=_names(features),
-    )
-
-
-def _partition(line: str) -> Partition | None:
-    fields = _words(line)
-    name = fields.get("PartitionName", "")
-    if not name:
-        return None
-    return Partition(
-        name=name,
-        default=fields.get("Default") == "YES",
-        up=fields.get("State", "UP") == "UP",
-        max_time_s=seconds(fields.get("MaxTime", "")),
-        max_nodes=_number(fields.get("MaxNodes", "")),
-        exclusive=fields.get("OverSubscribe", "").startswith("EXCLUSIVE"),
-        allow_qos=_names(fields.get("AllowQos", "")),
-        deny_qos=_names(fields.get("DenyQos", "")),
-        allow_accounts=_names(fields.get("AllowAccounts", "")),
-        deny_accounts=_names(fields.get("DenyAccounts", "")),
-        priority_tier=_number(fields.get("PriorityTier", "1")),
-        preempt=fields.get("PreemptMode", "").partition(",")[0],
-        qos="".join(_names(fields.get("QoS", ""))),
-        root_only=fields.get("RootOnly") == "YES",
-    )
-
-
-def _words(line: str) -> dict[str, str]:
-    return {key: value for key, equals, value in (word.partition("=") for word in line.split()) if equals}
-
-
 def _processors(text: str) -> dict[str, str]:
     """Type of GPU -> processor of its nodes."""
     found = {}
-    for fields in map(_words, text.splitlines()):
-        for kind, _ in gpus(fields.get("Gres", "")):
-            found[kind] = fields.get("Arch", "x86_64")
+    for values in map(_words, text.splitlines()):
+        for kind, _ in gpus(values.get("Gres", "")):
+            found[kind] = values.get("Arch", "x86_64")
     return {kind: arch for kind, arch in found.items() if arch != "x86_64"}
-
-
-def _associations(text: str, cluster: str) -> Iterable[Association]:
-    for line in text.splitlines():
-        fields = line.strip().split("|")
-        if len(fields) == 7 and fields[1] and fields[0].lower() == cluster:
-            _, account, partition, qos, default, submit, wall = fields
-            yield Association(
-                account=account,
-                partition=partition,
-                qos=_names(qos),
-                default_qos=default,
-                max_submit=_number(submit),
-                max_time_s=seconds(wall),
-            )
-
-
-def _qos(line: str) -> Qos | None:
-    fields = line.strip().split("|")
-    if len(fields) != 5 or not fields[0]:
-        return None
-    name, wall, tres, submit, preempts = fields
-    limits = dict(word.partition("=")[::2] for word in tres.split(","))
-    return Qos(
-        name=name,
-        max_time_s=seconds(wall),
-        max_gpus=max((_number(v) for k, v in limits.items() if k.startswith("gres/gpu")), default=0),
-        max_cpus=_number(limits.get("cpu", "")),
-        max_nodes=_number(limits.get("node", "")),
-        max_submit=_number(submit),
-        preempts=_names(preempts),
-    )

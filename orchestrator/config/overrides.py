@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from orchestrator import toml_file
 from orchestrator.config.keys import KEYS, Values
-from orchestrator.config.tables import axis_tables, dict_items, unknown_key_hint
+from orchestrator.config.tables import axis_tables, condition_tables, tables_of, unknown_key_hint
 from orchestrator.errors import Mistake
 from orchestrator.toml_file import TomlError
 from orchestrator.units import counted
@@ -118,7 +118,7 @@ def _replace(document: dict[str, Any], key: str, value: Any) -> Iterator[str]:
             # The lists of a zip keep their length; experiment._axis drops rows that became equal.
             table[key] = [value] * len(old) if isinstance(old, list) else value
             yield f"the axis {place}.{key}"
-    for place, table in _value_tables(document):
+    for place, table in [*tables_of(document, "when", "set"), *tables_of(document, "include")]:
         if key in table:
             table[key] = value
             yield f"{place}.{key}"
@@ -141,25 +141,12 @@ def _change_kind(document: Mapping[str, Any], kind: str) -> Iterator[str]:
             return [changed(each) for each in old]
         return f"{kind}:{old.partition(':')[2]}" if isinstance(old, str) and ":" in old else old
 
-    tables = [*axis_tables(document), *_value_tables(document), *_condition_tables(document)]
-    if isinstance(document.get("defaults"), dict):
-        tables.append(("defaults", document["defaults"]))
-    for place, table in tables:
-        if "hardware" in table:
+    values = [
+        *tables_of(document, "when", "set"),
+        *tables_of(document, "include"),
+        ("defaults", document.get("defaults")),
+    ]
+    for place, table in [*axis_tables(document), *values, *condition_tables(document)]:
+        if isinstance(table, dict) and "hardware" in table:
             table["hardware"] = changed(table["hardware"])
             yield f"{place}.hardware"
-
-
-def _condition_tables(document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, part in (("when", "if"), ("exclude", "match"), ("published", "match")):
-        for i, table in dict_items(document.get(name)):
-            if isinstance(table.get(part), dict):
-                yield f"{name}[{i}].{part}", table[part]
-
-
-def _value_tables(document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for i, table in dict_items(document.get("when")):
-        if isinstance(table.get("set"), dict):
-            yield f"when[{i}].set", table["set"]
-    for i, table in dict_items(document.get("include")):
-        yield f"include[{i}]", table

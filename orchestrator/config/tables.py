@@ -116,31 +116,36 @@ def unknown_key_hint(place: KeyPath) -> str:
     return nearest(key, known) or f"there are: {', '.join(known)}"
 
 
-def dict_items(tables: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The tables of an array of tables; validation reports entries that are not tables."""
-    if isinstance(tables, list):
-        for i, table in enumerate(tables):
-            if isinstance(table, dict):
-                yield i, table
+def tables_of(document: Mapping[str, Any], name: str, part: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Tables of an array of tables, or one ``part`` of each, with their places; validation reports other values."""
+    given = document.get(name)
+    for i, table in enumerate(given if isinstance(given, list) else ()):
+        inner = table.get(part) if part and isinstance(table, dict) else table
+        if isinstance(inner, dict):
+            yield f"{name}[{i}]{part and '.'}{part}", inner
 
 
 def axis_tables(document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every table whose training keys hold lists, with its place in the file."""
     for place, matrix in _matrices(document):
-        yield place, matrix
-        yield from _zips(matrix, f"{place}.")
-    yield from _zips(document, "")
+        yield from _axes_of(place, matrix)
+    yield from tables_of(document, "zip")
 
 
 def _matrices(document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     given = document.get("matrix")
-    for i, matrix in dict_items(as_list(given)):
-        yield ("matrix" if isinstance(given, dict) else f"matrix[{i}]"), matrix
+    return iter([("matrix", given)]) if isinstance(given, dict) else tables_of(document, "matrix")
 
 
-def _zips(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for i, zipped in dict_items(table.get("zip")):
-        yield f"{prefix}zip[{i}]", zipped
+def _axes_of(place: str, matrix: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """A matrix and its own zips."""
+    return [(place, matrix), *((f"{place}.{zipped}", table) for zipped, table in tables_of(matrix, "zip"))]
+
+
+def condition_tables(document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every table of conditions, with its place in the file."""
+    for name, part in (("when", "if"), ("exclude", "match"), ("published", "match")):
+        yield from tables_of(document, name, part)
 
 
 def structure_mistakes(document: Mapping[str, Any], where: str) -> list[Mistake]:
@@ -157,8 +162,8 @@ def structure_mistakes(document: Mapping[str, Any], where: str) -> list[Mistake]
 def _product_mistakes(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     defaults = document.get("defaults")
     given = set(defaults) if isinstance(defaults, dict) else set()
-    shared = list(_zips(document, ""))
-    products = [(place, [(place, m), *_zips(m, f"{place}."), *shared]) for place, m in _matrices(document)]
+    shared = list(tables_of(document, "zip"))
+    products = [(place, [*_axes_of(place, matrix), *shared]) for place, matrix in _matrices(document)]
     if shared and not document.get("matrix"):
         products = [("zip[0]", shared)]
     for place, axes in products:
@@ -173,8 +178,8 @@ def _product_mistakes(document: Mapping[str, Any]) -> Iterator[tuple[str, str, s
             yield place, "an empty matrix: it has no axis", "add an axis such as seed = [0, 1]"
         else:
             yield from _missing(given | set(places), place)
-    for i, table in dict_items(document.get("include")):
-        yield from _missing(given | set(table), f"include[{i}]")
+    for place, table in tables_of(document, "include"):
+        yield from _missing(given | set(table), place)
     if not products and not document.get("include") and not document.get("matrix"):
         yield (
             "",
@@ -200,11 +205,9 @@ def _zip_mistakes(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]
 
 
 def _table_mistakes(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for name, parts in (("when", ("if", "set")), ("exclude", ("match",)), ("published", ("match",))):
-        for i, table in dict_items(document.get(name)):
-            for part in parts:
-                if table.get(part) == {}:
-                    yield f"{name}[{i}].{part}", "an empty table", "name at least one key"
-    for i, table in dict_items(document.get("published")):
+    for place, table in [*condition_tables(document), *tables_of(document, "when", "set")]:
+        if not table:
+            yield place, "an empty table", "name at least one key"
+    for place, table in tables_of(document, "published"):
         if not set(table) & set(FIGURES):
-            yield f"published[{i}]", "no figure here", "add one or more, such as test_accuracy = 0.991"
+            yield place, "no figure here", "add one or more, such as test_accuracy = 0.991"
