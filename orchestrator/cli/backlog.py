@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from orchestrator.cli.submit_report import combine
-from orchestrator.submission import submitter
+from orchestrator.planning.plan import Plan
+from orchestrator.submission.submitter import SubmitResult
+from orchestrator.tracking.tracker import RunStatus
 from orchestrator.units import counted
 from workloads.contract import State
-
-if TYPE_CHECKING:
-    from orchestrator.planning.plan import Plan
-    from orchestrator.submission.submitter import SubmitResult
-    from orchestrator.tracking.tracker import RunStatus
-    from orchestrator.workspace import Workspace
 
 SUBMIT_FRACTION = 0.25
 """Submit the backlog when this share of the site's limit is free, so that arrays are few and large."""
@@ -26,22 +21,16 @@ SUBMIT_FRACTION = 0.25
 class Backlog:
     """Submits the backlog of a plan as queued jobs end, at most once in ``poll_seconds`` of the cluster file."""
 
-    def __init__(
-        self, workspace: Workspace, plan: Plan, result: SubmitResult, *, stale: bool, newest_known: dict[str, int]
-    ) -> None:
+    def __init__(self, plan: Plan, result: SubmitResult, submit: Callable[[Plan, str], SubmitResult]) -> None:
         """Take over a plan after its first submit.
 
         Args:
-            workspace: the files of this command.
             plan: whose runs are submitted.
             result: of the first submit.
-            stale: whether stale results are rerun too.
-            newest_known: run id to newest attempt from before the plan was made.
+            submit: submits the plan with a code snapshot.
         """
-        self._workspace = workspace
         self._plan = plan
-        self._stale = stale
-        self._newest_known = newest_known
+        self._submit = submit
         self._tried_at = time.monotonic()
         self.result = result
         """Of all submits together."""
@@ -60,13 +49,7 @@ class Backlog:
         if live[State.PENDING] and cluster.max_submit and live.total() > (1 - SUBMIT_FRACTION) * cluster.max_submit:
             return []
         self._tried_at = time.monotonic()
-        more = submitter.submit_plan(
-            self._workspace,
-            self._plan,
-            stale=self._stale,
-            newest_known=self._newest_known,
-            snapshot=self.result.snapshot,
-        )
+        more = self._submit(self._plan, self.result.snapshot)
         rejected = [*self.result.rejected, *more.rejected]
         self.result = replace(combine(self.result, more), skipped=self.result.skipped, rejected=rejected)
         count = len(more.submitted) + len(more.resumed)

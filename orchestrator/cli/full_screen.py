@@ -18,18 +18,17 @@ import sys
 import termios
 import threading
 import tty
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 
 from orchestrator.cli import log_files, screen_layout
+from orchestrator.cli.progress import View
 from orchestrator.tracking.status_summary import StatusSummary
+from orchestrator.workspace import Workspace
 from workloads.files.run_dir import RunDir
-
-if TYPE_CHECKING:
-    from orchestrator.workspace import Workspace
 
 DRAW_S = 0.5
 """Longest time between two drawings, seconds: the log grows, and the terminal is resized."""
@@ -40,7 +39,7 @@ PATIENCE_S = 1.5
 _LOG_LINES = 200
 
 
-class FullScreen:
+class FullScreen(View):
     """A view on the terminal's alternate screen; a context manager that restores the terminal."""
 
     def __init__(self, workspace: Workspace) -> None:
@@ -78,10 +77,10 @@ class FullScreen:
             if self._signal:
                 raise _exception_for(self._signal)
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._is_up = False
         self._closed.set()
         self._wake()

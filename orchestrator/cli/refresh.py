@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.cli.output import print_line, print_message
 from orchestrator.cli.workspace_checks import require_runs_folder
 from orchestrator.errors import OrchestrateError
 from orchestrator.units import counted
+from orchestrator.workspace import Workspace
 from workloads.lazy import lazy_imports
 
 with lazy_imports(__name__):
-    from db import connect, errors
+    from db import attempt_files, connect, errors, ingest
     from orchestrator.cluster import resources
     from orchestrator.submission import resubmit, submitter
     from orchestrator.tracking import assess, tracker
-
-if TYPE_CHECKING:
-    from db.attempt_files import IngestProblem
-    from db.ingest import CollectReport
-    from orchestrator.workspace import Workspace
 
 
 def refresh_runs(
@@ -87,13 +82,15 @@ def refresh_store(
         report(f"note: {error}")
 
 
-def print_collected(done: str, report: CollectReport) -> None:
+def print_collected(done: str, report: ingest.CollectReport) -> None:
     """Print how many records were read, after a word for what was done."""
     counts = (counted(getattr(report, f"{name}s"), name) for name in ("run", "attempt", "result", "epoch"))
     print_line(f"{done}: {', '.join(counts)}")
 
 
-def report_problems(problems: Iterable[IngestProblem], report: Callable[[str], None] = print_message) -> None:
+def report_problems(
+    problems: Iterable[attempt_files.IngestProblem], report: Callable[[str], None] = print_message
+) -> None:
     """Report the files that were skipped."""
     for problem in problems:
         report(f"skipped: {problem.path}: {problem.what}")

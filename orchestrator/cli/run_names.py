@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from orchestrator.cli.completion import run_names
 from orchestrator.errors import InputError
+from workloads.lazy import lazy_imports
 
-if TYPE_CHECKING:
-    from orchestrator.tracking.tracker import RunStatus
+with lazy_imports(__name__):
+    from orchestrator.tracking import tracker
 
 _MAX_LISTED = 10
 """Runs that an error lists."""
@@ -25,13 +26,13 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=_RUN, show_defau
 
 
 def select(
-    runs: Sequence[RunStatus], names: Sequence[str] | None, kind: Callable[[RunStatus], bool]
-) -> list[RunStatus]:
+    runs: Sequence[tracker.RunStatus], names: Sequence[str] | None, kind: Callable[[tracker.RunStatus], bool]
+) -> list[tracker.RunStatus]:
     """Return the named runs, or all of a kind where none is named."""
     return [find(runs, name) for name in names] if names else [run for run in runs if kind(run)]
 
 
-def find(runs: Sequence[RunStatus], name: str) -> RunStatus:
+def find(runs: Sequence[tracker.RunStatus], name: str) -> tracker.RunStatus:
     """Return the run with this run id or the beginning of one, else with this label, else with the beginning of one.
 
     Raises:
@@ -56,7 +57,9 @@ def find(runs: Sequence[RunStatus], name: str) -> RunStatus:
     raise InputError(f"{name!r} names {len(matches)} runs", why=why, hint=hint)
 
 
-def describe(runs: Sequence[RunStatus], detail: Callable[[RunStatus], str] = lambda run: run.label) -> str:
+def describe(
+    runs: Sequence[tracker.RunStatus], detail: Callable[[tracker.RunStatus], str] = lambda run: run.label
+) -> str:
     """Return the first runs by id, each with a detail, and how many more there are."""
     more = f", and {len(runs) - _MAX_LISTED} more" if len(runs) > _MAX_LISTED else ""
     return ", ".join(f"{run.run_id} ({detail(run)})" for run in runs[:_MAX_LISTED]) + more

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import typer
 
 from orchestrator.errors import OperationError, PartlyDoneError
 from orchestrator.units import counted
+from orchestrator.workspace import Workspace
 from workloads.lazy import lazy_imports
 
 with lazy_imports(__name__):
     from orchestrator.backends import base
     from orchestrator.backends.slurm import executor
+    from orchestrator.cli import backlog as backlogs
     from orchestrator.cli import monitor
-
-if TYPE_CHECKING:
-    from orchestrator.cli.backlog import Backlog
-    from orchestrator.submission.submitter import SubmitResult
-    from orchestrator.workspace import Workspace
+    from orchestrator.submission import submitter
 
 
-def combine(earlier: SubmitResult, later: SubmitResult) -> SubmitResult:
+def combine(earlier: submitter.SubmitResult, later: submitter.SubmitResult) -> submitter.SubmitResult:
     """Return the result of two submits of one plan: what both submitted, and what the later one left."""
     return replace(
         later,
@@ -32,7 +29,7 @@ def combine(earlier: SubmitResult, later: SubmitResult) -> SubmitResult:
     )
 
 
-def describe(result: SubmitResult, target: str = "") -> str:
+def describe(result: submitter.SubmitResult, target: str = "") -> str:
     """Return a submit's result in one line."""
     text = f"{counted(len(result.submitted), 'run')} submitted"
     if target and result.submitted:
@@ -49,7 +46,7 @@ def describe(result: SubmitResult, target: str = "") -> str:
     return text
 
 
-def raise_for_failures(result: SubmitResult) -> None:
+def raise_for_failures(result: submitter.SubmitResult) -> None:
     """Raise an error for runs that were not submitted.
 
     Raises:
@@ -79,7 +76,7 @@ def wait(
     workspace: Workspace,
     run_ids: Sequence[str],
     command: str,
-    backlog: Backlog | None = None,
+    backlog: backlogs.Backlog | None = None,
     *,
     recover: bool,
     num_succeeded: int = 0,

@@ -6,7 +6,6 @@ import os
 import shlex
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.errors import InputError
 from orchestrator.units import counted
@@ -16,9 +15,6 @@ from workloads.lazy import lazy_imports
 with lazy_imports(__name__):
     from db import connect, errors, queries
     from orchestrator.cluster import cluster_file
-
-if TYPE_CHECKING:
-    from orchestrator.cluster.profile import ClusterProfile
 
 
 def require_runs_folder(workspace: Workspace) -> None:
@@ -72,7 +68,7 @@ def require_workspace(workspace: Workspace) -> None:
         )
 
 
-def default_cluster() -> ClusterProfile | None:
+def default_cluster() -> cluster_file.ClusterProfile | None:
     """Return the cluster that ``plan`` takes without options here; None for this machine.
 
     Raises:

@@ -1,1 +1,1 @@
-"""What is wrong with this machine, with a cluster file at its cluster, and as nodes see it."""
+"""Checks of this machine, of a cluster file against its cluster, and of compute nodes."""

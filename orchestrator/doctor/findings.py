@@ -1,4 +1,4 @@
-"""What ``doctor`` says: one line for each thing it looked at, with its remedy."""
+"""One line of the doctor's report."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How a finding stands."""
+    """How serious a finding is."""
 
     OK = "ok"
     NOTE = "note"
     """Usable, but worth knowing."""
     FAIL = "fail"
+    """Must be fixed before runs can succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor's report."""
+    """What was found about one subject, and how to fix it."""
 
     subject: str
     level: Level

@@ -1,4 +1,8 @@
-"""Findings about this machine, the target and the workspace: each one line with its remedy."""
+"""Findings about this machine, the target and the workspace.
+
+psutil is not used: of what is checked here it offers free disk space and CPU affinity, which the standard library has,
+but not GPUs, file locks, or whether a disk is local.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from db.filesystem import is_local, is_url, lock_problem
+from orchestrator import own_packages
 from orchestrator.backends.slurm import commands
 from orchestrator.cluster import cluster_file
 from orchestrator.cluster.profile import ClusterProfile
@@ -27,22 +32,31 @@ from orchestrator.planning.plan import Plan
 from orchestrator.units import counted
 from orchestrator.workspace import Workspace
 from workloads import registry
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from db import connect
+    from orchestrator.backends.local import machine as local_devices
+    from orchestrator.doctor import probing
 
 __all__ = ["Finding", "Level", "examine"]
 
-MINIMUM_FREE_BYTES = 1 << 30
+MIN_FREE_BYTES = 1 << 30
 
 
 def examine(workspace: Workspace, *, local: bool, cluster: Path | None, probe_s: float = 0.0) -> Iterator[Finding]:
-    """Look at everything a run needs, cheapest first; never raises for what it finds.
+    """Check everything a run needs, cheapest first; findings are never raised.
 
     Args:
-        workspace: the files of this invocation.
-        local: look at this machine whatever cluster there is.
+        workspace: the files of this command.
+        local: check this machine even if there is a cluster.
         cluster: a cluster file or the name of a shipped profile.
-        probe_s: how long to wait for probe jobs; 0 sends none.
+        probe_s: how long to wait for probe jobs, seconds; 0 submits none.
     """
-    yield _python()
+    yield ok("python", f"{'.'.join(map(str, sys.version_info[:3]))} at {sys.executable}")
+    for name, path in own_packages.shadowing():
+        what = f"{path} has the name of orchestrate's package {name}, which is used instead"
+        yield note("python", what, f"rename it if a plug-in imports it as {name}")
     try:
         profile = cluster_file.choose(local=local, named=cluster, cwd=Path.cwd(), hostname=socket.gethostname())
         chosen = True
@@ -58,11 +72,11 @@ def examine(workspace: Workspace, *, local: bool, cluster: Path | None, probe_s:
     packages = Packages.of(profile.python if profile else None)
     yield from _strategies(packages)
     if packages.versions is not None:
-        problem = interpreter.find_missing_bytecode(packages.python, _variables(profile))
+        problem = interpreter.find_missing_bytecode(packages.python, _job_variables(profile))
         if problem is not None:
             yield note("start-up", *problem)
-    spec, found = _experiment(workspace)
-    yield from found
+    spec, found = _experiment(workspace.experiment)
+    yield found
     plan = None
     if spec is not None and chosen:
         plan = _plan(workspace, spec, profile, packages)
@@ -81,18 +95,16 @@ def _slurm(
         yield fail("slurm", f"no {command} on PATH", "run this on a login node of the cluster")
     if missing:
         return
+    failed = False
     hosts = (socket.gethostname(), socket.getfqdn())
-    worst = False
     for finding in site.examine(profile, plan, _run, user=getpass.getuser(), hosts=hosts):
-        worst = worst or finding.level is Level.FAIL
+        failed = failed or finding.level is Level.FAIL
         yield finding
     if not probe_s:
-        yield note("probe", "what compute nodes see was not looked at", "orchestrate doctor --probe sends short jobs")
-    elif worst:
-        yield note("probe", "no probe was sent, because of what must be fixed first", "then orchestrate doctor --probe")
+        yield note("probe", "compute nodes were not checked", "orchestrate doctor --probe submits short jobs")
+    elif failed:
+        yield note("probe", "no probe was submitted: fix the failures first", "then orchestrate doctor --probe")
     else:
-        from orchestrator.doctor import probing
-
         try:
             yield from probing.probe(workspace, profile, plan, packages, patience_s=probe_s)
         except OrchestrateError as error:
@@ -104,71 +116,64 @@ def _run(*argv: str) -> tuple[bool, str]:
     return answer.ok, answer.stdout if answer.ok else answer.text
 
 
-def _python() -> Finding:
-    version = ".".join(map(str, sys.version_info[:3]))
-    return Finding("python", Level.OK, f"{version} at {sys.executable}")
-
-
 def _runs_folder(runs: Path, *, shared: bool) -> Iterator[Finding]:
-    folder = next(p for p in (runs, *runs.parents) if p.exists())
+    folder = _existing(runs)
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         yield fail("runs", f"{folder}: not writable ({error.strerror})", "name another with --runs")
         return
-    mode = folder.stat().st_mode
-    if folder == runs and mode & stat.S_IWOTH:
-        yield Finding(
-            "runs", Level.FAIL, f"{runs} is writable for everybody, and jobs run pickles from it", f"chmod o-w {runs}"
-        )
+    if folder == runs and folder.stat().st_mode & stat.S_IWOTH:
+        # A pickle can run any code: whoever can write one here runs it as you (documentation of pickle).
+        what = f"{runs} is writable for everybody, and jobs run pickles from it"
+        yield fail("runs", what, f"chmod o-w {runs}")
         return
-    free = shutil.disk_usage(folder).free
-    if free < MINIMUM_FREE_BYTES:
-        yield note("runs", f"{runs}: only {free / 2**20:.0f} MiB free", "free some, or name another disk")
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < MIN_FREE_BYTES:
+        what = f"{runs}: only {free_bytes / 2**20:.0f} MiB free"
+        yield note("runs", what, "free some space, or name another disk with --runs")
     else:
-        yield ok("runs", f"{runs}, {free / 2**30:.0f} GiB free")
+        yield ok("runs", f"{runs}, {free_bytes / 2**30:.0f} GiB free")
     if shared and is_local(folder):
         what = f"{folder} is on a disk of this machine, which compute nodes may not see"
         yield note("runs", what, "orchestrate doctor --probe finds out; --runs names a folder on a shared disk")
+
+
+def _existing(path: Path) -> Path:
+    """Return the path, or the first folder above it that exists."""
+    return next(p for p in (path, *path.parents) if p.exists())
 
 
 def _database(database: str) -> Finding:
     path = Path(database)
     if is_url(database):
         where = "server"
-    elif is_local(next(p for p in (path, *path.parents) if p.exists())):
+    elif is_local(_existing(path)):
         where = "local disk"
+    elif problem := lock_problem(_existing(path.parent)):
+        fix = "name a file on a local disk with --db, or a PostgreSQL server; orchestrate db rebuild fills it"
+        return fail("database", f"{database}: files cannot be locked there ({problem})", fix)
     else:
-        problem = lock_problem(next(p for p in path.parents if p.exists()))
-        if problem:
-            fix = "name a file on a local disk with --db, or a PostgreSQL server; orchestrate db rebuild fills it"
-            return fail("database", f"{database}: files cannot be locked there ({problem})", fix)
         where = "network disk: commands that write at the same time take turns"
-    if "://" not in database and not path.exists():
-        return ok("database", f"{database} (made at the first submit; {where})")
-    from db.connect import open_store
-
+    if not is_url(database) and not path.exists():
+        return ok("database", f"{database} (created by the first submit; {where})")
     try:
-        with open_store(database, read_only=True):
+        with connect.open_store(database, read_only=True):
             return ok("database", f"{database} ({where})")
     except OrchestrateError as error:
         return fail("database", error.what, error.hint)
 
 
 def _machine() -> Finding:
-    from orchestrator.backends.local.machine import local_machine
-
-    machine = local_machine()
-    gpus = ", ".join(dict.fromkeys(gpu.name for gpu in machine.gpus))
-    what = f"{counted(len(machine.cores), 'CPU core')}, {counted(len(machine.gpus), 'GPU')}" + (
-        f" ({gpus})" if gpus else ""
-    )
-    return Finding("machine", Level.OK, what)
+    machine = local_devices.local_machine()
+    names = ", ".join(dict.fromkeys(gpu.name for gpu in machine.gpus))
+    counts = f"{counted(len(machine.cores), 'CPU core')}, {counted(len(machine.gpus), 'GPU')}"
+    return ok("machine", f"{counts} ({names})" if names else counts)
 
 
-def _variables(profile: ClusterProfile | None) -> dict[str, str]:
-    """What a job finds set: on this machine all that is set here, on a cluster what its file says."""
+def _job_variables(profile: ClusterProfile | None) -> dict[str, str]:
+    """Return the environment of a job: this one on this machine, that of the cluster file on a cluster."""
     if profile is None:
         return dict(os.environ)
     return {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | dict(profile.env)
@@ -176,37 +181,31 @@ def _variables(profile: ClusterProfile | None) -> dict[str, str]:
 
 def _strategies(packages: Packages) -> Iterator[Finding]:
     if packages.versions is None:
-        yield Finding("packages", Level.NOTE, f"{packages.python} could not be asked: {packages.problem}")
+        yield note("packages", f"{packages.python} could not be queried: {packages.problem}")
         return
     for name, strategy in registry.strategies().items():
-        missing = packages.missing(strategy.packages)
-        if missing:
+        if missing := packages.missing(strategy.packages):
             what = f"{name}: not available, {', '.join(missing)} missing"
-            yield Finding("strategy", Level.NOTE, what, packages.install_command(missing))
+            yield note("strategy", what, packages.install_command(missing))
         else:
-            yield Finding("strategy", Level.OK, name)
+            yield ok("strategy", name)
 
 
-def _experiment(workspace: Workspace) -> tuple[experiments.ExperimentSpec | None, list[Finding]]:
-    path = workspace.experiment
+def _experiment(path: Path) -> tuple[experiments.ExperimentSpec | None, Finding]:
     if not path.exists():
-        return None, [note("experiment", f"no {path} here", "orchestrate init --study demo")]
+        return None, note("experiment", f"no {path} here", "orchestrate init --study demo")
     try:
         spec = experiments.load(path)
     except OrchestrateError as error:
-        return None, [fail("experiment", error.text())]
-    return spec, [ok("experiment", f"{path}: {spec.name}")]
+        return None, fail("experiment", error.text())
+    return spec, ok("experiment", f"{path}: {spec.name}")
 
 
 def _plan(
     workspace: Workspace, spec: experiments.ExperimentSpec, profile: ClusterProfile | None, packages: Packages
 ) -> Plan:
-    """All of the experiment as if nothing had been run; nothing is written."""
-    machine = None
-    if profile is None:
-        from orchestrator.backends.local.machine import local_machine
-
-        machine = local_machine()
+    """Return the plan of the whole experiment, as if nothing had run; nothing is written."""
+    machine = local_devices.local_machine() if profile is None else None
     return planner.make_plan(workspace, spec, profile, machine, {}, [], packages)
 
 
@@ -215,7 +214,7 @@ def _data(workspace: Workspace, plan: Plan) -> Iterator[Finding]:
         declaration = registry.find(registry.datasets(), name)
         assert declaration is not None, name
         if unseen := checks.unseen_reason(declaration, workspace.data_root, local=plan.cluster is None):
-            yield note("data", f"{name}: {unseen}", "orchestrate doctor --probe looks from a node")
+            yield note("data", f"{name}: {unseen}", "orchestrate doctor --probe checks it from a node")
             continue
         problems = declaration.check(workspace.data_root, name)
         for problem in problems:

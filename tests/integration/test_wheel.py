@@ -53,7 +53,7 @@ def test_the_wheel_plans_and_collects_without_the_source(tmp_path: Path) -> None
         return done.stdout
 
     orchestrate("init", "--study", "demo")
-    assert "8 to send" in orchestrate("plan", "--local")
+    assert "8 to submit" in orchestrate("plan", "--local")
     (work / "experiment.toml").write_text(
         '[matrix]\nmodel="resnet18"\ndataset="synthetic"\nstrategy="ddp"\nhardware="a100:2"\n'
     )

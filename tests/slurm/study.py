@@ -204,6 +204,6 @@ def job_ids(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def number_sent(done: Done) -> int:
-    match = re.match(r"(\d+) runs? sent", done.stdout)
+    match = re.match(r"(\d+) runs? submitted", done.stdout)
     assert match, done
     return int(match[1])

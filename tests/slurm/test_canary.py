@@ -35,7 +35,7 @@ def test_canaries_go_first_and_a_failed_one_stops_the_rest(lab: Lab, tmp_path: P
     study.write(RUNS.replace('"FIRST"', '{ name = "probe", fault = "crash" }'))
     done = study.run("submit", "--canary", "--no-recover", expect=1)
     assert "2 canaries, one of each resource shape, before 4 more runs" in done.stderr
-    assert "failed as canary; not sent: 4 more runs" in done.stderr and "crash on purpose" in done.stderr
+    assert "failed as canary; not submitted: 4 more runs" in done.stderr and "crash on purpose" in done.stderr
     assert sizes(study) == [1, 1]
 
     study.write(RUNS.replace('"FIRST"', '"probe"'))

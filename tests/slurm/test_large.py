@@ -67,7 +67,7 @@ class Campaign:
         done = self.study.run("submit", "--watch")
         seconds = time.monotonic() - started
         self.calls = Counter(line.split()[0] for line in self.log)
-        assert re.match(rf"{self.limit} runs sent to lab, {self.num_runs - self.limit} stay planned", done.stdout), done
+        assert re.match(rf"{self.limit} runs submitted to lab, {self.num_runs - self.limit} stay planned", done.stdout), done
         return seconds
 
     def arrays(self) -> list[int]:
@@ -105,7 +105,7 @@ def test_a_limit_that_nobody_told_us_of_is_found_out(limited_lab: Lab, tmp_path:
     cluster = campaign.study.folder / "cluster.toml"
     cluster.write_text(cluster.read_text().replace("max_submit = 7", "").replace('"htc"', '"closed"'))
     done = campaign.study.run("submit")
-    assert done.stdout.startswith("7 runs sent to lab, 13 stay planned until there is room"), done
+    assert done.stdout.startswith("7 runs submitted to lab, 13 stay planned, as the site's limit is reached"), done
     assert len(campaign.study.queued()) == 7
     assert Counter(campaign.study.states()) == {"pending": 7, "planned": 13}
     records = campaign.study.runs.glob("jobs/orc-*/array.json")
@@ -113,6 +113,6 @@ def test_a_limit_that_nobody_told_us_of_is_found_out(limited_lab: Lab, tmp_path:
         "nothing is left of what was not sent"
     )
     assert not list(campaign.study.runs.glob("*/*/attempts")), "what waits has no folder"
-    assert campaign.study.run("submit").stdout.startswith("0 runs sent"), "still no room, and nothing is sent twice"
+    assert campaign.study.run("submit").stdout.startswith("0 runs submitted"), "still no room, and nothing is sent twice"
     assert len(campaign.study.queued()) == 7
     campaign.study.forget()

@@ -160,7 +160,7 @@ def test_what_does_not_fit_waits_for_the_next_submit(study: Study) -> None:
         partition="closed",
     )
     done = study.run("submit")
-    assert number_sent(done) == 5 and "2 stay planned until there is room" in done.stdout
+    assert number_sent(done) == 5 and "2 stay planned, as the site's limit is reached" in done.stdout
     assert number_sent(study.run("submit")) == 0
     tasks = study.queued()
     assert sorted(task.partition("_")[2] for task in tasks) == ["0", "0", "0", "1", "1"]
@@ -199,11 +199,11 @@ def test_retry_says_when_the_plan_is_another_one_than_what_was_sent(study: Study
     take_out()
     study.write(FOUR_RUNS, top='prologue = ["true"]', partition="closed")
     said = study.run("retry", "--failed").stderr
-    assert "note: the cluster file says otherwise than the last plan; retry sends with the time limit" in said
+    assert "note: the cluster file has changed since the last plan; retry keeps their time limit" in said
     take_out()
     study.run("plan")
     said = study.run("retry", "--failed").stderr
-    assert "note: planned otherwise since they were sent: cnn-probe-a100x1-s0 and 3 more" in said
+    assert "note: the plan of cnn-probe-a100x1-s0 and 3 more has changed since the last submit" in said
     take_out()
     study.run("submit")
     script = max((study.runs / "jobs").glob("*/*_submission.sh"), key=lambda path: path.stat().st_mtime_ns)
@@ -213,15 +213,16 @@ def test_retry_says_when_the_plan_is_another_one_than_what_was_sent(study: Study
 def test_a_second_working_copy_learns_of_the_first_ones_jobs(study: Study, tmp_path: Path) -> None:
     """Two folders, one plan: which runs are queued already, and from where. Other jobs of ours say nothing."""
     study.write(FOUR_RUNS.replace("seed = [0, 1]", "seed = [0, 2]"), partition="closed")
-    assert "too, and not ended" not in study.run("submit").stderr
+    assert "would run twice" not in study.run("submit").stderr
     second = Study(study.lab, tmp_path / "it's a copy")
     second.write(FOUR_RUNS, partition="closed")
     done = second.run("submit")
     assert number_sent(done) == 4
-    assert f"note: sent from {study.runs} too, and not ended: 2 of these runs, such as cnn-probe-a" in done.stderr
+    assert "note: 2 of these runs, such as cnn-probe-a" in done.stderr
+    assert f"are queued from {study.runs} too, and would run twice" in done.stderr
     assert "cancel one, or share a folder with --runs" in done.stderr
     done = study.run("submit")
-    assert "too, and not ended" not in done.stderr, "nothing is to be sent from here"
+    assert "would run twice" not in done.stderr, "nothing is to be submitted from here"
     second.forget()
 
 
@@ -232,7 +233,7 @@ def test_what_waits_has_no_folder_yet(study: Study) -> None:
     assert not list(study.runs.glob("??/*"))
     run_id = study.status()[0]["run_id"]
     said = study.run("logs", run_id, expect=1).stderr
-    assert f"run {run_id} attempt 1 has printed nothing so far" in said and "it is pending" in said
+    assert f"run {run_id} attempt 1 has no output yet" in said and "it is pending" in said
     assert "has no attempt 2" in study.run("logs", run_id, "--attempt", "2", expect=2).stderr
     assert "nothing to remove" in study.run("clean", "--yes").stdout
     assert study.run("cancel", run_id).stdout == "1 run cancelled\n"

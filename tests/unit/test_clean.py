@@ -354,7 +354,7 @@ def test_kept_items_are_reported(campaign: Campaign, typed: Typed, monkeypatch: 
     )
     code, stdout, stderr = typed("--yes")
     assert code == 3 and stdout.endswith("3 bytes removed\n")
-    assert "1 thing could not be removed" in stderr and f"{run.path}: stuck" in stderr
+    assert "1 item could not be removed" in stderr and f"{run.path}: stuck" in stderr
 
 
 def test_an_attempt_without_exit_and_result_keeps_everything(store: Store, campaign: Campaign) -> None:

@@ -142,14 +142,14 @@ def test_local_is_the_exception_to_a_cluster_that_the_environment_names(tmp_path
 
 
 def test_plan_says_why_it_has_no_scripts_to_print(tmp_path: Path) -> None:
-    """Nothing on standard output, which may be a file of scripts; runs of this machine have none, or none is sent."""
+    """Nothing on standard output, which may be a file of scripts; runs on this machine have none, or none is sent."""
     _run(tmp_path, "init")
     done = _run(tmp_path, "plan", "--local", "--scripts")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.startswith("no job scripts: runs of this machine have none; 8 cells for local: ")
+    assert done.stderr.startswith("no job scripts: runs on this machine have none; 8 cells for local: ")
     done = _run(tmp_path, "plan", "--cluster", "sol", "--set", "hardware=a100:64", "--scripts")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.startswith("no job scripts: nothing is to be sent; ")
+    assert done.stderr.startswith("no job scripts: nothing is to be submitted; ")
 
 
 def test_an_unknown_study_gets_the_nearest_name(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_output_that_cannot_be_written_fails_with_a_message(tmp_path: Path, argv
             text=True,
             check=False,
         )
-    assert (done.returncode, done.stderr) == (1, "No space left on device\n  fix: make room and try again\n")
+    assert (done.returncode, done.stderr) == (1, "No space left on device\n  fix: free some space and try again\n")
 
 
 @pytest.mark.parametrize("argv", ["results", "results --json", "plan --local", "nosuch"])
@@ -356,7 +356,7 @@ def test_a_reader_that_left_early_does_not_hide_what_failed(monkeypatch: pytest.
     def leaves() -> None:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
-    monkeypatch.setattr(cli, "_verb", lambda argv: 3)
+    monkeypatch.setattr(cli, "_run_verb", lambda argv: 3)
     for name in ("_prepare_streams", "_hush"):
         monkeypatch.setattr(cli, name, lambda: None)
     monkeypatch.setattr(sys.stdout, "flush", leaves)
@@ -369,10 +369,10 @@ def test_a_disk_that_may_not_be_written_gets_a_remedy(
     def refuses(argv: list[str]) -> int:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/ro/runs")
 
-    monkeypatch.setattr(cli, "_verb", refuses)
+    monkeypatch.setattr(cli, "_run_verb", refuses)
     assert cli.run(["submit"]) == 1
     assert capsys.readouterr().err.startswith(
-        "/ro/runs: Read-only file system\n  fix: work on a disk that may be written"
+        "/ro/runs: Read-only file system\n  fix: work on a writable disk"
     )
 
 

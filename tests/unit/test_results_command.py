@@ -97,8 +97,8 @@ def test_a_group_over_results_of_other_code_or_cards_says_so(study: Any, capsys:
     for seed, code in ((7, "one"), (8, "other")):
         study.done(seed=seed, result={"provenance": {"code_digest": code}})
     _, err = _out(capsys, "results", "--group-by", "strategy,hardware")
-    assert "some rows are over runs that differ in code_digest: group by them too, or use --where" in err
-    assert "orchestrate submit --stale runs those again" in err
+    assert "some rows combine runs that differ in code_digest: add these to --group-by, or use --where" in err
+    assert "orchestrate submit --stale reruns them" in err
     _, err = _out(capsys, "results", "--group-by", "strategy,hardware,code_digest")
     assert "differ" not in err
     for seed, card in ((9, "H100"), (10, "H200")):
@@ -141,17 +141,17 @@ def test_rows_of_several_experiments_say_which(study: Any, capsys: pytest.Captur
         (
             ["results", "--select", "published_test_accuracy"],
             "--select published_test_accuracy: no column 'published_test_accuracy'\n"
-            "  why: figures of others come from the experiment file\n  fix: add --published",
+            "  why: published figures come from the experiment file\n  fix: add --published",
         ),
-        (["results", "--sort", "published_on"], "--sort published_on: no column 'published_on'\n  why: figures of"),
+        (["results", "--sort", "published_on"], "--sort published_on: no column 'published_on'\n  why: published figures"),
         (
             ["results", "--where", "published_test_accuracy>0.5"],
-            "--where published_test_accuracy>0.5: conditions are on what was measured\n"
-            "  why: figures of others come from the experiment file\n  fix: --where test_accuracy>0.5;",
+            "--where published_test_accuracy>0.5: conditions select by measured values\n"
+            "  why: published figures come from the experiment file\n  fix: --where test_accuracy>0.5;",
         ),
         (["results", "--set", "lr=1"], "--set lr=1: --set goes with --published\n  why: it changes"),
         (["results", "-g", "model", "-s", "device_name"], "--select: device_name has no median"),
-        (["query", "SELECT :a", "-p", "a"], "-p a: not a parameter\n  fix: -p NAME=VALUE"),
+        (["query", "SELECT :a", "-p", "a"], "-p a: not a parameter\n  fix: write -p NAME=VALUE"),
         (["query", "SELECT :a", "-p", "a=1", "-p", ":a=2"], "-p :a=2: :a is given twice\n  fix: remove one of them"),
         (["query", "SELECT 1", "-p", "a=1"], "SELECT 1: the statement has no :a\n  why: it has no parameter"),
         (["query", "DELETE FROM runs"], "DELETE FROM runs: query only reads"),
@@ -188,16 +188,16 @@ def test_an_empty_folder_has_no_results_and_gets_no_database(
     fix = f"  fix: orchestrate submit --db {tmp_path}/other.db, or name the places with --runs and --db\n"
     assert _out(capsys, "query", "SELECT 1", "--db", "other.db", code=2)[1].endswith(fix)
     assert err == (
-        f"{tmp_path}: there is nothing here yet\n  why: neither runs nor results.db exists\n"
+        f"{tmp_path}: nothing was submitted here yet\n  why: neither runs nor results.db exists\n"
         "  fix: orchestrate submit, or name the places with --runs and --db\n"
     )
     (tmp_path / "runs").mkdir()
     _, err = _out(capsys, "results", code=2)
-    fix = "orchestrate collect makes it from the runs folder, --db names another"
+    fix = "orchestrate collect creates it from the runs folder, --db names another"
     assert err == f"{tmp_path}/results.db: there is no database\n  fix: {fix}\n"
     assert _out(capsys, "query", "SELECT 1", code=2)[1] == err
     assert (
-        f"orchestrate collect --db {tmp_path}/other.db makes it"
+        f"orchestrate collect --db {tmp_path}/other.db creates it"
         in _out(capsys, "db", "info", "--db", "other.db", code=2)[1]
     )
     (tmp_path / "runs").rmdir()
@@ -214,7 +214,7 @@ def test_results_of_a_database_without_its_runs_folder_are_shown_with_a_note(
     _out(capsys, "collect")
     out, err = _out(capsys, "results", "--runs", "nope")
     assert "cnn ddp seed=0" in out
-    assert f"note: {tmp_path}/nope: there is no runs folder, so newer results are not in it\n" in err
+    assert f"note: {tmp_path}/nope: there is no runs folder, so newer results are missing\n" in err
     assert not (tmp_path / "nope").exists()
 
 
@@ -232,25 +232,25 @@ def test_runs_are_not_looked_after_in_a_folder_that_has_none(
     states = _out(capsys, "query", "SELECT run_id, state, message FROM summary", "--json")
     out, err = _out(capsys, *argv.split(), "--runs", "nope", code=2)
     what = "the runs folder is empty" if empty else "there is no runs folder"
-    why = f"{tmp_path}/results.db knows 7 runs, and nothing of them is there"
-    fix = "name their folder with --runs or ORCHESTRATE_RUNS; a new folder wants a new database too, with --db"
+    why = f"{tmp_path}/results.db has 7 runs, and none has files there"
+    fix = "name their folder with --runs or ORCHESTRATE_RUNS; for a new folder, name a new database with --db"
     assert (out, err) == ("", f"{tmp_path}/nope: {what}\n  why: {why}\n  fix: {fix}\n")
     assert _out(capsys, "query", "SELECT run_id, state, message FROM summary", "--json") == states
     assert (tmp_path / "nope").exists() == empty and not (empty and list((tmp_path / "nope").iterdir()))
 
 
-def test_collect_says_what_it_took_and_what_it_left_out(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_collect_says_what_it_took_and_what_it_skipped(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit 3: partly done."""
     damaged = study.done(seed=8).result
     damaged.write_text("")
     out, err = _out(capsys, "collect", code=3)
     assert out == "new or changed: 8 runs, 8 attempts, 6 results, 14 epochs\n"
     assert err == (
-        f"left out: {damaged}: empty file\nleft out: 1 file or folder\n  fix: they are tried again each time\n"
+        f"skipped: {damaged}: empty file\nskipped 1 file or folder\n  fix: repair them; every collect tries them again\n"
     )
     out, _ = _out(capsys, "collect", "--json", code=3)
     assert json.loads(out)["problems"] == [{"path": str(damaged), "what": "empty file"}]
-    assert "left out:" in _out(capsys, "results")[1]
+    assert "skipped:" in _out(capsys, "results")[1]
 
 
 def test_query_prints_rows_of_any_format_and_reads_standard_input(
@@ -310,12 +310,12 @@ def test_published_with_nothing_to_show_says_why(
     (tmp_path / "experiment.toml").write_text(
         '[matrix]\nmodel="cnn"\ndataset="digits"\nstrategy="eager"\nhardware="cpu:1"\n'
     )
-    note = "note: experiment.toml has no [[published]], so there are no figures of others to show\n"
+    note = "note: experiment.toml has no [[published]], so there are no published figures to show\n"
     assert note in _out(capsys, "results", "--published")[1]
     open_store("empty.db").close()
     (tmp_path / "none").mkdir()
     _, err = _out(capsys, "results", "--published", "--db", "empty.db", "--runs", "none")
-    assert err == f"note: there are no runs yet; next: orchestrate submit\n{note}"
+    assert err == f"note: no runs yet; next: orchestrate submit\n{note}"
 
 
 def test_db_info_lists_tables_and_columns(study: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -341,7 +341,7 @@ def test_db_rebuild_and_upgrade(study: Any, capsys: pytest.CaptureFixture[str], 
         stream.seek(4096)
         stream.write(b"\xff" * (database.stat().st_size - 4096))
     damaged = database.read_bytes()
-    assert "fix: orchestrate db rebuild" in _out(capsys, "db", "info", code=1)[1]
+    assert "fix: run orchestrate db rebuild" in _out(capsys, "db", "info", code=1)[1]
     out, err = _out(capsys, "db", "rebuild")
     assert out == expected
     kept = Path(err.removeprefix("the damaged database is kept as ").strip())

@@ -92,19 +92,23 @@ def test_a_file_that_fits() -> None:
             "array_index_max = 90000",
             "",
             "limits",
-            ("fail", "array_index_max = 90000, and this site takes 50000 at most", "array_index_max = 50000"),
+            ("fail", "array_index_max = 90000, and this site allows 50000", "array_index_max = 50000"),
         ),
         (
             "accounting = 'squeue'",
             "",
             "accounting",
-            ("note", "this site keeps it, and the cluster file does not use it", 'accounting = "auto"'),
+            ("note", "this site has it, and the cluster file does not use it", 'accounting = "auto"'),
         ),
         (
             "account_suffix = '-gpu'",
             "",
             "account",
-            ("fail", "grp_lab-gpu is none of yours: class_ml, grp_lab", "change account in the cluster file"),
+            (
+                "fail",
+                "grp_lab-gpu is not one of your accounts: class_ml, grp_lab",
+                "change account in the cluster file",
+            ),
         ),
         (
             "",
@@ -126,13 +130,13 @@ def test_a_file_that_fits() -> None:
             "",
             ", { partition = 'general', qos = 'public', max_time = '4h' }",
             "queue",
-            ("fail", "partition general does not take qos public (gpu.a100)", "it takes: private, grp_lab"),
+            ("fail", "partition general does not allow qos public (gpu.a100)", "it allows: private, grp_lab"),
         ),
         (
             "",
             ", { partition = 'htc', qos = 'private', max_time = '4h' }",
             "queue",
-            ("fail", "partition htc does not take qos private (gpu.a100)", "it takes: any but private"),
+            ("fail", "partition htc does not allow qos private (gpu.a100)", "it allows: any but private"),
         ),
     ],
 )
@@ -158,9 +162,13 @@ def test_a_site_that_does_not_tell_everything() -> None:
         "login.elsewhere.org is not a host of big (hostname_pattern big\\.example\\.edu$)",
     )
     assert found["accounting"] == [
-        ("note", "sacct does not answer now: Connection refused", "states are found without it meanwhile")
+        (
+            "note",
+            "sacct does not answer now: Connection refused",
+            "states come from squeue and the runs' own files meanwhile",
+        )
     ]
-    assert found["account"][0][:2] == ("note", "Slurm does not tell your accounts")
+    assert found["account"][0][:2] == ("note", "Slurm does not show your accounts")
     assert "queue" not in found
     off = {**bare, "config": "ClusterName = big\nAccountingStorageType = accounting_storage/none\n"}
     assert findings("accounting = 'sacct'", answers=off)["accounting"][0][0] == "fail"
@@ -172,7 +180,7 @@ def test_a_site_that_does_not_tell_everything() -> None:
 
 def test_a_queue_limit_that_the_file_does_not_know() -> None:
     """A note with the line to write: without it arrays are refused whole."""
-    what = "you may have 500 jobs queued, and the cluster file does not say so"
+    what = "you may have 500 jobs queued, and the cluster file sets no max_submit"
     assert findings(without="max_submit = 500\n")["limits"] == [("note", what, "max_submit = 500")]
 
 
@@ -213,7 +221,7 @@ def test_a_database_on_a_network_disk(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("started", "verdict", "what"),
+    ("started", "level", "what"),
     [
         (1010.0, Level.OK, "n7 and this machine agree, as far as a job can tell"),
         (1100.0, Level.NOTE, "the clock of n7 is at least 80 s ahead of this machine's"),
@@ -242,7 +250,11 @@ def test_a_data_set_that_nodes_do_not_see() -> None:
 
 def test_each_hardware_and_each_data_set_gets_a_probe(tmp_path: Path) -> None:
     """Without a plan, a pair of each type that has one."""
-    assert [w.hardware for w in probing.wishes(None, cluster_file.load("sol"))] == ["a100:2", "a30:2", "a100.20gb:1"]
+    assert [w.hardware for w in probing.choose_probes(None, cluster_file.load("sol"))] == [
+        "a100:2",
+        "a30:2",
+        "a100.20gb:1",
+    ]
 
 
 def test_the_data_folder_of_the_cluster_file_counts(tmp_path: Path) -> None:

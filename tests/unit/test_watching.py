@@ -415,7 +415,7 @@ def test_watch_in_a_terminal(workspace: Path) -> None:
     terminal.resize(12, 30)
     assert "> failed        bad         i…" in terminal.until("j k select…")
     terminal.type("xq")
-    terminal.until("nothing was stopped; orchestrate watch shows it again")
+    terminal.until("nothing was stopped; orchestrate watch shows this again")
     assert terminal.process.wait(10) == 0
     assert terminal.modes() == before
     again = Terminal.start(workspace, "watch", "--runs", "runs", "--db", "results.db")

@@ -1,6 +1,6 @@
 """Remove checkpoints, logs and leftovers by rule; never a result.
 
-Files of live runs stay. Without options, only leftovers are removed: half-written files, damaged checkpoints, and code
+Files of live runs stay. Without options, only leftovers are removed: incomplete files, damaged checkpoints, and code
 snapshots that no run needs any more. The command lists sizes and asks before it removes anything.
 
 Example: orchestrate clean --keep best --older-than 7d --dry-run

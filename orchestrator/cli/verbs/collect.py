@@ -8,8 +8,7 @@ Example: orchestrate collect
 
 from __future__ import annotations
 
-from orchestrator.cli import output
-from orchestrator.cli.options import DatabaseOption, RunsOption
+from orchestrator.cli import options, output
 from orchestrator.cli.refresh import print_collected, report_problems
 from orchestrator.errors import InputError, PartlyDoneError
 from orchestrator.units import counted
@@ -23,7 +22,9 @@ ORDER = 100
 
 
 def collect(
-    json: output.JsonOption = False, runs: RunsOption = DEFAULT_RUNS, database: DatabaseOption = DEFAULT_DATABASE
+    json: output.JsonOption = False,
+    runs: options.RunsOption = DEFAULT_RUNS,
+    database: options.DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
     workspace = Workspace.at(runs=runs, database=database)
     if not workspace.runs.is_dir():

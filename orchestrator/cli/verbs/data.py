@@ -8,12 +8,11 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli import output
-from orchestrator.cli.options import DataOption
+from orchestrator.cli import options, output
 from orchestrator.cli.workspace_checks import default_cluster
 from orchestrator.errors import InputError, OperationError, OrchestrateError, PartlyDoneError
 from orchestrator.workspace import Workspace
@@ -21,9 +20,6 @@ from workloads.lazy import lazy_imports
 
 with lazy_imports(__name__):
     from workloads import registry
-
-if TYPE_CHECKING:
-    from workloads.registry import DatasetDeclaration, Weights
 
 ORDER = 150
 
@@ -34,7 +30,7 @@ app = typer.Typer()
 def list_(
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002
     json: output.JsonFormatOption = False,
-    data: DataOption = None,
+    data: options.DataOption = None,
 ) -> None:
     """List the data sets, and whether they are usable.
 
@@ -52,7 +48,7 @@ def check(
     ] = None,
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002
     json: output.JsonFormatOption = False,
-    data: DataOption = None,
+    data: options.DataOption = None,
 ) -> None:
     """Check that data sets exist and are complete, without reading all of them.
 
@@ -81,7 +77,7 @@ def prepare(
         list[str],
         typer.Argument(metavar="NAME", help="Data sets, such as mnist or imagefolder/cifar10, and weights/MODEL."),
     ],
-    data: DataOption = None,
+    data: options.DataOption = None,
 ) -> None:
     """Download, verify and decode data sets, so that jobs need no network and start at once; safe to repeat.
 
@@ -133,7 +129,7 @@ def _known_names(root: Path | None) -> list[str]:
     return names
 
 
-def _declarations(names: list[str]) -> dict[str, DatasetDeclaration | Weights]:
+def _declarations(names: list[str]) -> dict[str, registry.DatasetDeclaration | registry.Weights]:
     """Return the declarations of data sets and pretrained weights.
 
     Raises:
@@ -153,7 +149,7 @@ def _declarations(names: list[str]) -> dict[str, DatasetDeclaration | Weights]:
     return {name: declaration for name, declaration in found.items() if declaration is not None}
 
 
-def _require_packages(declaration: DatasetDeclaration | Weights, name: str) -> None:
+def _require_packages(declaration: registry.DatasetDeclaration | registry.Weights, name: str) -> None:
     for package in declaration.packages:
         try:
             importlib.metadata.version(package)

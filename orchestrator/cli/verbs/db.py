@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli import output
-from orchestrator.cli.options import DatabaseOption, RunsOption
+from orchestrator.cli import options, output
 from orchestrator.cli.refresh import print_collected, report_problems
 from orchestrator.cli.workspace_checks import require_database, require_results
 from orchestrator.errors import InputError
@@ -31,8 +30,8 @@ def rebuild(
         bool, typer.Option("--drop-missing", help="Drop runs, attempts and results whose files no longer exist.")
     ] = False,
     json: output.JsonOption = False,
-    runs: RunsOption = DEFAULT_RUNS,
-    database: DatabaseOption = DEFAULT_DATABASE,
+    runs: options.RunsOption = DEFAULT_RUNS,
+    database: options.DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
     """Recreate the database from the run directories.
 
@@ -61,7 +60,7 @@ def rebuild(
 
 
 @app.command()
-def upgrade(database: DatabaseOption = DEFAULT_DATABASE) -> None:
+def upgrade(database: options.DatabaseOption = DEFAULT_DATABASE) -> None:
     """Migrate the database to this version's schema; every command that writes does it too.
 
     Example: orchestrate db upgrade
@@ -77,7 +76,7 @@ def info(
     columns: Annotated[bool, typer.Option("--columns", help="List the columns of every table and view.")] = False,
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
     json: output.JsonFormatOption = False,
-    database: DatabaseOption = DEFAULT_DATABASE,
+    database: options.DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
     """Show where the database is, its schema revision, and how many rows its tables have.
 
@@ -88,7 +87,7 @@ def info(
     require_results(workspace)
     with connect.open_store(workspace.database, read_only=True) as store:
         if columns:
-            output.print_rows(queries.schema(), ["table", "column", "type"], style)
+            output.print_rows(queries.all_columns(), ["table", "column", "type"], style)
             return
         output.print_message(f"{store.database}: schema {schema.revision(store)}")
         output.print_rows(queries.sizes(store), ["table", "rows"], style)

@@ -14,15 +14,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli import output
-from orchestrator.cli.options import (
-    ClusterOption,
-    DatabaseOption,
-    DataOption,
-    ExperimentOption,
-    LocalOption,
-    RunsOption,
-)
+from orchestrator.cli import options, output
 from orchestrator.cli.workspace_checks import require_runs_folder
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT_RUNS, Workspace
 from workloads.lazy import lazy_imports
@@ -34,16 +26,16 @@ ORDER = 20
 
 
 def doctor(
-    experiment: ExperimentOption = DEFAULT_EXPERIMENT,
-    local: LocalOption = False,
-    cluster: ClusterOption = None,
+    experiment: options.ExperimentOption = DEFAULT_EXPERIMENT,
+    local: options.LocalOption = False,
+    cluster: options.ClusterOption = None,
     probe: Annotated[bool, typer.Option("--probe", help="Also submit short jobs that check compute nodes.")] = False,
     probe_minutes: Annotated[
         int, typer.Option("--probe-minutes", min=1, help="How long to wait for these jobs before cancelling them.")
     ] = 10,
-    runs: RunsOption = DEFAULT_RUNS,
-    database: DatabaseOption = DEFAULT_DATABASE,
-    data: DataOption = None,
+    runs: options.RunsOption = DEFAULT_RUNS,
+    database: options.DatabaseOption = DEFAULT_DATABASE,
+    data: options.DataOption = None,
     json: output.JsonOption = False,
 ) -> None:
     workspace = Workspace.at(runs=runs, database=database, data_root=data, experiment=experiment)

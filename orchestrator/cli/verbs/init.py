@@ -17,9 +17,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli import output
+from orchestrator.cli import options, output
 from orchestrator.cli.completion import profile_names, study_names
-from orchestrator.cli.options import ExperimentOption, require_exclusive
 from orchestrator.errors import InputError
 from orchestrator.workspace import DEFAULT_EXPERIMENT
 from workloads.lazy import lazy_imports
@@ -37,7 +36,7 @@ def init(
     study: Annotated[
         str, typer.Option("--study", "-s", metavar="NAME", help="Starter study to write.", autocompletion=study_names)
     ] = "demo",
-    experiment: ExperimentOption = DEFAULT_EXPERIMENT,
+    experiment: options.ExperimentOption = DEFAULT_EXPERIMENT,
     cluster: Annotated[bool, typer.Option("--cluster", help="Write a cluster.toml for this site instead.")] = False,
     profile: Annotated[
         str | None,
@@ -53,9 +52,11 @@ def init(
         bool, typer.Option("--list", help="List the starter studies, with --cluster the shipped profiles, and exit.")
     ] = False,
 ) -> None:
-    require_exclusive(context, "cluster", "study", "a study is an experiment file, and --cluster writes a cluster file")
-    require_exclusive(context, "cluster", "experiment", "--cluster writes a cluster file, always cluster.toml")
-    require_exclusive(context, "list_all", "study", "--list lists every study and writes none")
+    options.require_exclusive(
+        context, "cluster", "study", "a study is an experiment file, and --cluster writes a cluster file"
+    )
+    options.require_exclusive(context, "cluster", "experiment", "--cluster writes a cluster file, always cluster.toml")
+    options.require_exclusive(context, "list_all", "study", "--list lists every study and writes none")
     if profile is not None and not cluster:
         raise InputError("--profile names a shipped profile of a cluster", hint="add --cluster")
     if cluster and list_all:

@@ -10,29 +10,18 @@ Example: orchestrate plan --cluster cluster.toml --set epochs=1 --scripts
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from orchestrator.cli import output
-from orchestrator.cli.options import (
-    ClusterOption,
-    DatabaseOption,
-    DataOption,
-    ExperimentOption,
-    LocalOption,
-    RunsOption,
-    SetOption,
-)
+from orchestrator.cli import options, output
 from orchestrator.units import counted
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT_RUNS, Workspace
 from workloads.lazy import lazy_imports
 
 with lazy_imports(__name__):
+    from orchestrator.planning import plan as plans
     from orchestrator.planning import planner
-
-if TYPE_CHECKING:
-    from orchestrator.planning.plan import GpuHours, Plan
 
 ORDER = 30
 
@@ -41,16 +30,16 @@ MAX_ROWS = 40
 
 
 def plan(
-    experiment: ExperimentOption = DEFAULT_EXPERIMENT,
-    local: LocalOption = False,
-    cluster: ClusterOption = None,
-    sets: SetOption = None,
+    experiment: options.ExperimentOption = DEFAULT_EXPERIMENT,
+    local: options.LocalOption = False,
+    cluster: options.ClusterOption = None,
+    sets: options.SetOption = None,
     scripts: Annotated[bool, typer.Option("--scripts", help="Print the job scripts exactly as submitted.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Show one row for each run, however many.")] = False,
     json: output.JsonOption = False,
-    runs: RunsOption = DEFAULT_RUNS,
-    database: DatabaseOption = DEFAULT_DATABASE,
-    data: DataOption = None,
+    runs: options.RunsOption = DEFAULT_RUNS,
+    database: options.DatabaseOption = DEFAULT_DATABASE,
+    data: options.DataOption = None,
 ) -> None:
     workspace = Workspace.at(runs=runs, database=database, data_root=data, experiment=experiment)
     made = planner.current_plan(workspace, local=local, cluster=cluster, sets=sets or [], fresh=True)
@@ -66,7 +55,7 @@ def plan(
         _print_plan(made, every=every)
 
 
-def _print_plan(made: Plan, *, every: bool) -> None:
+def _print_plan(made: plans.Plan, *, every: bool) -> None:
     if made.runs and (every or len(made.runs) <= MAX_ROWS):
         rows = [
             {
@@ -104,7 +93,7 @@ def _print_counts(counts: Counter[tuple[str, ...]], names: list[str]) -> None:
     output.print_rows([dict(zip(names, (*key, count), strict=True)) for key, count in counts.items()], names)
 
 
-def _print_arrays(made: Plan) -> None:
+def _print_arrays(made: plans.Plan) -> None:
     num_runs = Counter(run.shape for run in made.to_submit())
     rows = [
         {
@@ -120,7 +109,7 @@ def _print_arrays(made: Plan) -> None:
     output.print_rows(rows, ["array", "runs", hours, "partition", "qos"])
 
 
-def summarize(made: Plan) -> str:
+def summarize(made: plans.Plan) -> str:
     """Return the plan in one line: how many cells, in which state, and what they would cost."""
     counts = made.counts()
     parts = [f"{counts[state]} {state.label}" for state in counts]
@@ -133,7 +122,7 @@ def summarize(made: Plan) -> str:
     return f"{cells} for {made.target}: {', '.join(parts) or 'none'}; {len(made.to_submit())} to submit{cost}"
 
 
-def _describe_hours(hours: GpuHours) -> str:
+def _describe_hours(hours: plans.GpuHours) -> str:
     if hours.expected is None or hours.low is None:
         return f"at most {hours.high:.1f} GPU-hours ({hours.basis})"
     return f"{hours.expected:.1f} GPU-hours ({hours.low:.1f}-{hours.high:.1f}; {hours.basis})"

@@ -15,8 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli import output
-from orchestrator.cli.options import DatabaseOption
+from orchestrator.cli import options, output
 from orchestrator.cli.workspace_checks import require_results
 from orchestrator.errors import InputError
 from orchestrator.workspace import DEFAULT_DATABASE, Workspace
@@ -41,7 +40,7 @@ def query(
     ] = None,
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
     json: output.JsonFormatOption = False,
-    database: DatabaseOption = DEFAULT_DATABASE,
+    database: options.DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
     values: dict[str, str] = {}
     for parameter in parameters or []:
@@ -67,7 +66,7 @@ def _read_stdin() -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise InputError("not UTF-8 text", where="standard input", hint="write the statement in UTF-8") from error
+        raise InputError("not valid UTF-8", where="standard input", hint="write it in UTF-8") from error
 
 
 def _unchanged(name: str) -> Callable[[Mapping[str, Any]], str]:

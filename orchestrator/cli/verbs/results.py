@@ -17,12 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli import completion, output
-from orchestrator.cli.options import DatabaseOption, ExperimentOption, RunsOption, SetOption
+from orchestrator.cli import completion, options, output
 from orchestrator.cli.output import Column, Format
 from orchestrator.cli.refresh import report_problems
 from orchestrator.cli.workspace_checks import require_results
@@ -34,9 +33,6 @@ with lazy_imports(__name__):
     from db import connect, errors, ingest, queries, statistics
     from orchestrator.config import experiment as experiments
     from orchestrator.planning import published as published_figures
-
-if TYPE_CHECKING:
-    from orchestrator.config.experiment import ExperimentSpec
 
 ORDER = 110
 
@@ -86,12 +82,12 @@ def results(
     published: Annotated[
         bool, typer.Option("--published", help="Show published figures of the experiment file beside measured ones.")
     ] = False,
-    experiment: ExperimentOption = DEFAULT_EXPERIMENT,
-    sets: SetOption = None,
+    experiment: options.ExperimentOption = DEFAULT_EXPERIMENT,
+    sets: options.SetOption = None,
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
     json: output.JsonFormatOption = False,
-    runs: RunsOption = DEFAULT_RUNS,
-    database: DatabaseOption = DEFAULT_DATABASE,
+    runs: options.RunsOption = DEFAULT_RUNS,
+    database: options.DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
     workspace = Workspace.at(runs=runs, database=database)
     style = output.resolve_format(format, json)
@@ -146,7 +142,7 @@ def _table_notes(rows: Sequence[Row], where: Sequence[str], by: Sequence[str]) -
             yield "orchestrate plan shows which are stale, orchestrate submit --stale reruns them"
 
 
-def _published_notes(shown: Sequence[Row], experiment: Path, spec: ExperimentSpec | None) -> Iterator[str]:
+def _published_notes(shown: Sequence[Row], experiment: Path, spec: experiments.ExperimentSpec | None) -> Iterator[str]:
     if spec is None:
         return
     if not spec.published:
@@ -168,7 +164,7 @@ def _run_notes(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{unfinished} of {len(rows)} runs have no result yet"
 
 
-def _parse_columns(text: str, option: str, spec: ExperimentSpec | None = None) -> list[str]:
+def _parse_columns(text: str, option: str, spec: experiments.ExperimentSpec | None = None) -> list[str]:
     """Return the columns that an option names, without duplicates.
 
     Args:
@@ -226,7 +222,7 @@ def _run_columns(rows: Sequence[Row], selected: Sequence[str], style: Format) ->
     return [*first, "label", Column("state", text=_describe_state), *_METRICS]
 
 
-def _published_columns(measured: Sequence[str | Column], spec: ExperimentSpec) -> list[str | Column]:
+def _published_columns(measured: Sequence[str | Column], spec: experiments.ExperimentSpec) -> list[str | Column]:
     """Return the columns with each published figure to the right of the measured one.
 
     Where published columns were selected, none is added.

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from orchestrator.cli import output, run_names, submit_report
-from orchestrator.cli.options import DatabaseOption, RecoverOption, RunsOption, WaitOption
+from orchestrator.cli import options, output, run_names, submit_report
 from orchestrator.cli.refresh import refresh_runs
 from orchestrator.cli.workspace_checks import default_cluster
 from orchestrator.errors import InputError, OperationError, OrchestrateError
@@ -29,13 +28,10 @@ with lazy_imports(__name__):
     from orchestrator.backends.slurm import records
     from orchestrator.config import experiment as experiments
     from orchestrator.environment import snapshot
+    from orchestrator.planning import plan as plans
     from orchestrator.planning import plan_file
     from orchestrator.submission import resubmit, submitter
-
-if TYPE_CHECKING:
-    from orchestrator.planning.plan import Plan
-    from orchestrator.submission.submitter import SubmitResult
-    from orchestrator.tracking.tracker import RunStatus
+    from orchestrator.tracking import tracker
 
 ORDER = 90
 
@@ -43,10 +39,10 @@ ORDER = 90
 def retry(
     names: run_names.RunsArgument = None,
     failed: Annotated[bool, typer.Option("--failed", help="Retry every run that ended without a result.")] = False,
-    wait: WaitOption = False,
-    recover: RecoverOption = True,
-    runs: RunsOption = DEFAULT_RUNS,
-    database: DatabaseOption = DEFAULT_DATABASE,
+    wait: options.WaitOption = False,
+    recover: options.RecoverOption = True,
+    runs: options.RunsOption = DEFAULT_RUNS,
+    database: options.DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
     run_names.require_selection(names, failed, "retry", "--failed")
     workspace = Workspace.at(runs=runs, database=database)
@@ -66,7 +62,7 @@ def retry(
         submit_report.raise_for_failures(result)
 
 
-def _require_ended_badly(run: RunStatus) -> None:
+def _require_ended_badly(run: tracker.RunStatus) -> None:
     if run.state.ended_badly:
         return
     if run.reason == "cancelling":
@@ -78,7 +74,7 @@ def _require_ended_badly(run: RunStatus) -> None:
     raise InputError(f"run {run.run_id} ({run.label}) is {run.state.value}: nothing to retry", hint=hint)
 
 
-def _submit_again(workspace: Workspace, chosen: Sequence[RunStatus]) -> SubmitResult:
+def _submit_again(workspace: Workspace, chosen: Sequence[tracker.RunStatus]) -> submitter.SubmitResult:
     """Submit new attempts of runs with the current code and with the resources of their newest attempt."""
     by_target: dict[str, list[tuple[RunSpec, ResourceShape]]] = {}
     for run in chosen:
@@ -131,14 +127,14 @@ def _report_changed_plan(workspace: Workspace, specs: Iterable[RunSpec]) -> None
         output.print_message(f"note: the {' and the '.join(files)} {have} changed since the last plan; {ways}")
 
 
-def _changed_runs(workspace: Workspace, plan: Plan) -> list[str]:
+def _changed_runs(workspace: Workspace, plan: plans.Plan) -> list[str]:
     """Return the ids of runs whose planned job script differs from the last one submitted for their shape."""
     folder = records.ClusterFolder(workspace.runs, plan.target)
     changed = {script.shape for script in plan.scripts if folder.script(script.shape) != script.text}
     return [run.cell.run_id for run in plan.runs if run.shape in changed]
 
 
-def _changed_files(plan: Plan) -> list[str]:
+def _changed_files(plan: plans.Plan) -> list[str]:
     """Return which files of the plan have changed; one that is gone or has errors is left for ``plan`` to report."""
     found = []
     try:

@@ -9,10 +9,9 @@ Example: orchestrate status --json
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from orchestrator.cli import output
-from orchestrator.cli.options import DatabaseOption, RecoverOption, RunsOption
+from orchestrator.cli import options, output
 from orchestrator.cli.refresh import refresh_runs
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
 from workloads.lazy import lazy_imports
@@ -20,18 +19,15 @@ from workloads.lazy import lazy_imports
 with lazy_imports(__name__):
     from orchestrator.tracking import tracker
 
-if TYPE_CHECKING:
-    from orchestrator.tracking.tracker import RunStatus
-
 ORDER = 50
 
 
 def status(
-    recover: RecoverOption = True,
+    recover: options.RecoverOption = True,
     json: output.JsonFormatOption = False,
     format: output.FormatOption = output.Format.TABLE,  # noqa: A002 (the option's name)
-    runs: RunsOption = DEFAULT_RUNS,
-    database: DatabaseOption = DEFAULT_DATABASE,
+    runs: options.RunsOption = DEFAULT_RUNS,
+    database: options.DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
     workspace = Workspace.at(runs=runs, database=database)
     style = output.resolve_format(format, json)
@@ -43,7 +39,7 @@ def status(
     output.print_rows(rows, columns, style)
 
 
-def _row(run: RunStatus) -> dict[str, Any]:
+def _row(run: tracker.RunStatus) -> dict[str, Any]:
     row = {name: getattr(run, name) for name in run.__dataclass_fields__ if name != "progress"}
     return {**row, "state": run.state.value, **asdict(run.progress)}
 

@@ -14,22 +14,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from orchestrator.cli import output, submit_report
-from orchestrator.cli.options import (
-    ClusterOption,
-    DatabaseOption,
-    DataOption,
-    ExperimentOption,
-    LocalOption,
-    RecoverOption,
-    RunsOption,
-    SetOption,
-    WaitOption,
-)
+from orchestrator.cli import options, output, submit_report
 from orchestrator.cli.refresh import refresh_runs
 from orchestrator.cli.workspace_checks import require_runs_folder
 from orchestrator.cluster.sbatch_options import QueueChoice
@@ -42,14 +31,11 @@ with lazy_imports(__name__):
     from db import connect, queries
     from orchestrator.backends.slurm import other_workspaces
     from orchestrator.cli import backlog as backlogs
-    from orchestrator.cli import canary_submit
+    from orchestrator.cli import monitor
     from orchestrator.planning import plan as plans
     from orchestrator.planning import planner
+    from orchestrator.submission import canary as canaries
     from orchestrator.submission import submitter
-
-if TYPE_CHECKING:
-    from orchestrator.planning.plan import Plan
-    from orchestrator.submission.submitter import SubmitResult
 
 ORDER = 40
 
@@ -78,21 +64,21 @@ WatchOption = Annotated[
 
 
 def submit(
-    experiment: ExperimentOption = DEFAULT_EXPERIMENT,
-    local: LocalOption = False,
-    cluster: ClusterOption = None,
-    sets: SetOption = None,
+    experiment: options.ExperimentOption = DEFAULT_EXPERIMENT,
+    local: options.LocalOption = False,
+    cluster: options.ClusterOption = None,
+    sets: options.SetOption = None,
     stale: StaleOption = False,
     queue: QueueOption = None,
     max_gpu_hours: MaxGpuHoursOption = None,
     canary: CanaryOption = False,
-    wait: WaitOption = False,
+    wait: options.WaitOption = False,
     watch: WatchOption = False,
-    recover: RecoverOption = True,
+    recover: options.RecoverOption = True,
     json: output.JsonOption = False,
-    runs: RunsOption = DEFAULT_RUNS,
-    database: DatabaseOption = DEFAULT_DATABASE,
-    data: DataOption = None,
+    runs: options.RunsOption = DEFAULT_RUNS,
+    database: options.DatabaseOption = DEFAULT_DATABASE,
+    data: options.DataOption = None,
 ) -> None:
     workspace = Workspace.at(runs=runs, database=database, data_root=data, experiment=experiment)
     require_runs_folder(workspace)
@@ -112,7 +98,7 @@ def submit(
         )
     backlog = None
     if watch:
-        backlog = backlogs.Backlog(workspace, plan, result, stale=stale, newest_known=submission.newest)
+        backlog = backlogs.Backlog(plan, result, lambda plan, snapshot: submission.submit(plan, snapshot=snapshot))
     try:
         if watch or wait:
             under_way = [run.cell.run_id for run in plan.runs if run.state is plans.CellState.RUNNING]
@@ -146,21 +132,63 @@ class _Submission:
     proven: frozenset[str] = frozenset()
     """Run ids of canaries that succeeded."""
 
-    def run(self, *, canary: bool, recover: bool) -> tuple[Plan, SubmitResult]:
+    def run(self, *, canary: bool, recover: bool) -> tuple[plans.Plan, submitter.SubmitResult]:
         """Submit the plan, canaries first if wanted; return the newest plan and what was submitted."""
-        first = submitter.SubmitResult()
-        if canary:
-            first, self.proven = canary_submit.submit_canaries(
-                self.workspace, self.plan, self.submit, stale=self.stale, recover=recover
-            )
-            submit_report.raise_for_failures(first)
+        first = self._submit_canaries(recover=recover) if canary else submitter.SubmitResult()
+        submit_report.raise_for_failures(first)
         plan = self.plan()
         if plan.cluster is not None:
             labels = {run.cell.run_id: run.cell.label for run in plan.to_submit(stale=self.stale)}
             _report_duplicates(self.workspace, labels)
         return plan, submit_report.combine(first, self.submit(plan, snapshot=first.snapshot))
 
-    def plan(self) -> Plan:
+    def _submit_canaries(self, *, recover: bool) -> submitter.SubmitResult:
+        """Submit one run of each resource shape, and wait until one of every shape has succeeded.
+
+        Raises:
+            OperationError: a canary failed, or the site's limit leaves no room for it.
+            typer.Exit: the user left; the canaries go on.
+        """
+        result = submitter.SubmitResult()
+        awaited: set[str] = set()
+        while True:
+            plan = self.plan()
+            self._require_success(plan, awaited)
+            chosen = canaries.choose_canaries(plan, stale=self.stale)
+            if chosen.to_submit:
+                more = self.submit(plan, [run.cell.run_id for run in chosen.to_submit], result.snapshot)
+                result = submit_report.combine(result, more)
+                if more.backlog:
+                    raise OperationError(
+                        f"the site's limit leaves no room for {counted(len(more.backlog), 'canary', 'canaries')} now",
+                        hint="repeat orchestrate submit --canary when queued jobs have ended",
+                    )
+            if not chosen.run_ids or (chosen.to_submit and (more.rejected or more.unanswered)):
+                self.proven = frozenset(awaited)
+                return result
+            awaited |= set(chosen.run_ids)
+            rest = len(plan.to_submit(stale=self.stale)) - len(chosen.to_submit)
+            before = f"before {counted(rest, 'more run')}" if rest else "and no more runs"
+            number = counted(len(chosen.run_ids), "canary", "canaries")
+            output.print_message(f"{number}, one of each resource shape, {before}")
+            monitor.wait(self.workspace, chosen.run_ids, "submit --canary", recover=recover)
+
+    def _require_success(self, plan: plans.Plan, awaited: Collection[str]) -> None:
+        """Raise OperationError when a canary ended without a result."""
+        state = plans.CellState.FAILED
+        failed = [run.cell.run_id for run in plan.runs if run.cell.run_id in awaited and run.state is state]
+        if not failed:
+            return
+        rest = counted(len(plan.to_submit(stale=self.stale)) - len(failed), "more run")
+        ended = [run for run in refresh_runs(self.workspace) if run.run_id in failed]
+        raise OperationError(
+            f"{', '.join(run.label for run in ended)} failed as canary; not submitted: {rest}",
+            where=", ".join(run.run_id for run in ended),
+            why="; ".join(f"{run.state.value}: {run.message or run.reason}" for run in ended),
+            hint="see orchestrate logs RUN; then orchestrate submit --canary tries again, submit alone submits all",
+        )
+
+    def plan(self) -> plans.Plan:
         """Return the plan of now."""
         # Read before the plan is made: what another command submits in between has a newer attempt, and is skipped.
         self.newest.clear()
@@ -172,7 +200,9 @@ class _Submission:
             raise InputError("--queue chooses among the queues of a cluster, and these runs go to this machine")
         return replace(plan, cluster=replace(plan.cluster, queue_choice=self.queue.value))
 
-    def submit(self, plan: Plan, only: Collection[str] | None = None, snapshot: str = "") -> SubmitResult:
+    def submit(
+        self, plan: plans.Plan, only: Collection[str] | None = None, snapshot: str = ""
+    ) -> submitter.SubmitResult:
         """Submit a plan's runs, or some of them, with the code snapshot of an earlier submit if one is named."""
         return submitter.submit_plan(
             self.workspace,
@@ -186,7 +216,7 @@ class _Submission:
         )
 
 
-def _report(plan: Plan, result: SubmitResult, proven: frozenset[str], *, stays: bool) -> None:
+def _report(plan: plans.Plan, result: submitter.SubmitResult, proven: frozenset[str], *, stays: bool) -> None:
     """Print what was submitted, and the states of the other runs.
 
     Args:

@@ -12,10 +12,9 @@ import sys
 
 import typer
 
-from orchestrator.cli import output
+from orchestrator.cli import options, output
 from orchestrator.cli.full_screen import FullScreen
 from orchestrator.cli.monitor import EXIT_INTERRUPTED, Monitor, follow
-from orchestrator.cli.options import DatabaseOption, RecoverOption, RunsOption
 from orchestrator.cli.progress import Lines, summarize
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
 
@@ -25,7 +24,9 @@ _LEFT = "nothing was stopped; orchestrate watch shows this again"
 
 
 def watch(
-    recover: RecoverOption = True, runs: RunsOption = DEFAULT_RUNS, database: DatabaseOption = DEFAULT_DATABASE
+    recover: options.RecoverOption = True,
+    runs: options.RunsOption = DEFAULT_RUNS,
+    database: options.DatabaseOption = DEFAULT_DATABASE,
 ) -> None:
     workspace = Workspace.at(runs=runs, database=database)
     monitor = Monitor(workspace, recover=recover)

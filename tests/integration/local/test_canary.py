@@ -51,7 +51,7 @@ def test_one_run_of_each_shape_goes_first(planned: Lab, monkeypatch: pytest.Monk
     assert "this may use 1.5 GPU-hours, and --max-gpu-hours is 1.4: nothing was sent" in stderr
     code, stdout, stderr = planned.run("submit", "--local", "--canary", "--max-gpu-hours", "1.5", "--wait")
     assert code == 0, stderr
-    assert stdout == "6 runs sent to local (2 canaries among them)\n"
+    assert stdout == "6 runs submitted to local (2 canaries among them)\n"
     assert "2 canaries, one of each resource shape, before 4 more runs" in stderr
     first, second, *rest = started(planned)
     assert {first["hardware"], second["hardware"]} == {"cpu:1", "gpu:1"} and first["seed"] == second["seed"] == 0
@@ -63,12 +63,12 @@ def test_a_failed_canary_stops_the_rest(planned: Lab, monkeypatch: pytest.Monkey
     monkeypatch.setenv("ORCHESTRATE_LAB_TODO", '{"bad_seed": 0}')
     code, stdout, stderr = planned.run("submit", "--local", "--canary")
     assert (code, stdout) == (1, "")
-    assert "failed as canary; not sent: 4 more runs" in stderr
+    assert "failed as canary; not submitted: 4 more runs" in stderr
     assert "exit code 3" in stderr and "orchestrate submit --canary tries again" in stderr
     assert len(started(planned)) == 2
     monkeypatch.setenv("ORCHESTRATE_LAB_TODO", "{}")
     code, stdout, stderr = planned.run("submit", "--local", "--canary")
-    assert (code, stdout) == (0, "6 runs sent to local (2 canaries among them)\n"), stderr
+    assert (code, stdout) == (0, "6 runs submitted to local (2 canaries among them)\n"), stderr
     assert [row["seed"] for row in started(planned)[:4]] == [0, 0, 0, 0]  # the two that failed, again first
 
 
@@ -82,5 +82,5 @@ def test_kill_9_while_canaries_run(planned: Lab, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("ORCHESTRATE_LAB_TODO", "{}")
     code, stdout, stderr = planned.run("submit", "--local", "--canary", "--wait")
     assert code == 0, stderr
-    assert stdout == "4 runs sent to local (2 done)\n"
+    assert stdout == "4 runs submitted to local (2 done)\n"
     assert sorted(planned.starts().values()) == [1] * 6

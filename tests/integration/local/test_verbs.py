@@ -56,11 +56,11 @@ def test_submit_sends_once_and_waits(planned: Lab) -> None:
     """Lines for a pipe, exit code 0; the same again finds nothing to send and says so."""
     code, stdout, stderr = planned.run("submit", "--local", "--wait")
     assert code == 0, stderr
-    assert stdout == "3 runs sent to local\n"
+    assert stdout == "3 runs submitted to local\n"
     assert len(re.findall(r"cnn.*: succeeded", stderr)) == 3
     assert [row["state"] for row in status(planned)] == ["succeeded"] * 3
     code, stdout, _ = planned.run("submit", "--local", "--wait")
-    assert (code, stdout) == (0, "0 runs sent (3 done)\n")
+    assert (code, stdout) == (0, "0 runs submitted (3 done)\n")
     assert planned.starts().total() == 3
 
 
@@ -68,7 +68,7 @@ def test_submit_sends_once_and_waits(planned: Lab) -> None:
 def test_a_submit_of_nothing_but_excluded_cells_fails_and_says_which_rule(planned: Lab, wait: tuple[str, ...]) -> None:
     """A script sees it by the exit code, whether it waits or not."""
     code, stdout, stderr = planned.run("submit", "--local", "--set", "hardware=cpu:2", *wait)
-    assert (code, stdout) == (1, "0 runs sent (3 excluded)\n")
+    assert (code, stdout) == (1, "0 runs submitted (3 excluded)\n")
     assert "every cell is excluded\n" in stderr
     assert "  why: strategy eager: eager trains on one device and cpu:2 has 2" in stderr
 
@@ -144,10 +144,10 @@ def test_the_exit_code_tells_whether_all_or_some_failed(planned: Lab, monkeypatc
     assert code == 3
     assert "failed: rank 0 ended with exit code 3: rank 0 complains" in stderr
     code, stdout, _ = planned.run("submit", "--local", "--wait")
-    assert (code, stdout) == (1, "1 run sent to local (2 done, 1 failed before)\n")
+    assert (code, stdout) == (1, "1 run submitted to local (2 done, 1 failed before)\n")
     monkeypatch.setenv("ORCHESTRATE_LAB_TODO", "{}")
     code, stdout, _ = planned.run("retry", "--failed", "--wait")
-    assert (code, stdout) == (0, "1 run sent\n")
+    assert (code, stdout) == (0, "1 run submitted\n")
     assert sorted(row["attempt"] for row in status(planned)) == [1, 1, 3]
 
 
@@ -162,7 +162,7 @@ def test_retry_tells_of_an_edited_experiment_file_only(planned: Lab, monkeypatch
     assert code == 1 and "otherwise" not in stderr
     (planned.root / "other.toml").write_text(EXPERIMENT.replace("epochs = 1", "epochs = 2"))
     code, _, stderr = planned.run("retry", "--failed", "--wait")
-    assert "note: the experiment file says otherwise than the last plan; retry sends with the time limit and" in stderr
+    assert "note: the experiment file has changed since the last plan; retry keeps their time limit and" in stderr
     assert "job script" not in stderr
 
 
@@ -257,11 +257,11 @@ def test_a_reboot_leaves_lost_runs_that_retry_sends_again(lab: Lab) -> None:
     run.directory.supervisor.write_text(json.dumps(started))
     rows = {row["run_id"]: row for row in status(lab, "--no-recover")}
     assert rows[run.spec.run_id]["state"] == "lost"
-    assert rows[run.spec.run_id]["recovery_message"] == "to be sent again (1 of 1 for lost)"
+    assert rows[run.spec.run_id]["recovery_message"] == "will be resubmitted (1 of 1 for lost)"
     assert rows[run.spec.run_id]["message"].startswith("the machine was restarted")
     assert lab.wait_exit(waiting)[0].state is State.SUCCEEDED
     code, stdout, stderr = lab.run("retry", "--failed")
-    assert (code, stdout) == (0, "1 run sent\n"), stderr
+    assert (code, stdout) == (0, "1 run submitted\n"), stderr
     wait_until((RunDir.of(lab.runs, run.spec.run_id).attempt(2).path / "seen.0.json").exists, what="attempt 2 runs")
 
 
@@ -284,7 +284,7 @@ def test_a_lost_run_is_sent_again_once_by_itself(lab: Lab) -> None:
     power_cut(lab)
     (row,) = status(lab)
     assert (row["state"], row["attempt"], row["recovery"]) == ("lost", 2, "stop")
-    assert row["recovery_message"].startswith("not sent again: after 1 of 1 for lost; see what became of it")
+    assert row["recovery_message"].startswith("not resubmitted: after 1 of 1 for lost; find out what became of it")
 
 
 def test_cancel_keeps_what_has_ended_from_being_sent_again(lab: Lab) -> None:
@@ -292,7 +292,7 @@ def test_cancel_keeps_what_has_ended_from_being_sent_again(lab: Lab) -> None:
     seen(run)
     power_cut(lab)
     code, stdout, stderr = lab.run("cancel", "--all")
-    assert (code, stdout) == (0, "0 runs cancelled\n") and "1 run that had ended will not be sent again" in stderr
+    assert (code, stdout) == (0, "0 runs cancelled\n") and "1 run that had ended will not be resubmitted" in stderr
     (row,) = status(lab)
     assert (row["state"], row["attempt"], row["recovery"]) == ("lost", 1, "stop")
     assert "orchestrate cancel asked for that" in row["recovery_message"]
@@ -305,7 +305,7 @@ def test_cancel_keeps_what_has_lost_its_folder_from_being_sent_again(lab: Lab) -
     assert status(lab, "--no-recover")[0]["state"] == "lost"
     shutil.rmtree(run.directory.path)
     code, stdout, stderr = lab.run("cancel", "--all")
-    assert (code, stdout) == (0, "0 runs cancelled\n") and "1 run that had ended will not be sent again" in stderr
+    assert (code, stdout) == (0, "0 runs cancelled\n") and "1 run that had ended will not be resubmitted" in stderr
     (row,) = status(lab)
     assert (row["state"], row["attempt"], row["recovery"]) == ("lost", 1, "stop")
 
@@ -359,7 +359,7 @@ def test_cancel_is_final_where_the_supervisor_does_not_answer(lab: Lab, full: bo
     os.kill(pid, signal.SIGSTOP)
     code, stdout, stderr = lab.run("cancel", "--all", patch=IMPATIENT + (FULL_EXIT if full else ""))
     assert (code, stdout) == (0, "1 run cancelled\n"), stderr
-    assert f"its supervisor, pid {pid} on this host, was asked and has not answered in 1 s" in stderr
+    assert f"its supervisor, pid {pid} on this host, did not respond within 1 s" in stderr
     assert "so it and its ranks were killed" in stderr
     assert not alive(pid) and not alive(rank["pid"])
     assert not alive(json.loads((run.directory.path / "child.json").read_text()))
@@ -405,8 +405,8 @@ def test_cancel_says_where_a_run_goes_on_that_is_out_of_its_reach(lab: Lab) -> N
     unseen += "processes.kill_attempt = lambda *a, **k: True\n"
     code, stdout, stderr = lab.run("cancel", "--all", patch=unseen)
     assert (code, stdout) == (1, "0 runs cancelled\n")
-    assert "  why: its supervisor on n7 was asked and has not answered in 1 s" in stderr
-    assert stderr.endswith("  fix: orchestrate cancel, on n7\n") and "SIGKILL" not in stderr
+    assert "  why: its supervisor on n7 did not respond within 1 s" in stderr
+    assert stderr.endswith("  fix: run orchestrate cancel on n7\n") and "SIGKILL" not in stderr
     assert alive(rank["pid"])
 
 
@@ -451,7 +451,7 @@ def test_a_run_that_has_printed_nothing(lab: Lab) -> None:
     _, waiting = lab.submit(lab.spec(gpus=4, cpus_per_rank=0, sleep=600), lab.spec(gpus=4, cpus_per_rank=0))
     code, _, stderr = lab.run("logs", waiting.spec.run_id)
     assert code == 1
-    assert "has printed nothing so far\n  why: it is pending" in stderr
+    assert "has no output yet\n  why: it is pending" in stderr
 
 
 @pytest.mark.parametrize("follow", [(), ("--follow",)])
@@ -462,7 +462,7 @@ def test_a_run_that_succeeded_and_printed_nothing(lab: Lab, follow: tuple[str, .
     log = next(path for path in run.directory.logs(0) if path.suffix == ".err")
     log.write_text("")
     code, stdout, stderr = lab.run("logs", run.spec.run_id, "--stderr", *follow)
-    assert (code, stdout, stderr) == (0, "", f"run {run.spec.run_id} attempt 1 printed nothing there: empty {log}\n")
+    assert (code, stdout, stderr) == (0, "", f"run {run.spec.run_id} attempt 1 has empty logs: {log}\n")
     log.unlink()
     code, stdout, stderr = lab.run("logs", run.spec.run_id, "--stderr", *follow)
     assert (code, stdout) == (0, "")
@@ -472,8 +472,8 @@ def test_a_run_that_succeeded_and_printed_nothing(lab: Lab, follow: tuple[str, .
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("logs", "nosuch"), 2, "no run is called 'nosuch'\n  fix: orchestrate status"),
-        (("logs", ""), 2, "no run is called ''"),
+        (("logs", "nosuch"), 2, "no run is named 'nosuch'\n  fix: orchestrate status"),
+        (("logs", ""), 2, "no run is named ''"),
         (("cancel",), 2, "cancel which runs?\n  fix: orchestrate cancel RUN, or orchestrate cancel --all"),
         (("cancel", "x", "--all"), 2, "runs are named, and --all is given too"),
         (("retry",), 2, "retry which runs?"),
@@ -498,7 +498,7 @@ def test_logs_of_a_run_that_was_never_sent(lab: Lab, options: tuple[str, ...]) -
         withdraw_intents(store, [intent.token])
     code, stdout, stderr = lab.run("logs", spec.run_id, *options)
     assert (code, stdout) == (2, "")
-    assert stderr == f"run {spec.run_id} has printed nothing: it was not sent yet\n  fix: orchestrate submit\n"
+    assert stderr == f"run {spec.run_id} has no logs: it was not submitted yet\n  fix: orchestrate submit\n"
 
 
 def test_a_name_of_several_runs_lists_them(lab: Lab) -> None:
@@ -508,10 +508,10 @@ def test_a_name_of_several_runs_lists_them(lab: Lab) -> None:
     code, _, stderr = lab.run("cancel", "{}")
     assert code == 2
     told = [f"{run.spec.run_id} (experiment lab, succeeded)" for run in (first, second)]
-    assert "'{}' is the name of 2 runs\n  why: all have the label {}: " in stderr
+    assert "'{}' names 2 runs\n  why: all have the label {}: " in stderr
     assert all(text in stderr for text in told)
-    assert "'{' is the name of 2 runs" in lab.run("cancel", "{")[2], "the start of a label"
-    assert "no run is called '}'" in lab.run("cancel", "}")[2], "no other part of it: too much would be meant"
+    assert "'{' names 2 runs" in lab.run("cancel", "{")[2], "the start of a label"
+    assert "no run is named '}'" in lab.run("cancel", "}")[2], "no other part of it: too much would be meant"
     assert "fix: name one by its run id, such as " in stderr and "the label\n" not in stderr
     code, _, stderr = lab.run("retry", first.spec.run_id)
     assert code == 2
