@@ -264,8 +264,8 @@ def _query_error(sql: str, error: SQLAlchemyError) -> Exception:
 
 def _nearest(why: str) -> str:
     """Return the table or column nearest to the unknown name in an error."""
-    tables = {row["table"] for row in schema()}
-    columns = {row["column"] for row in schema()}
+    tables = {row["table"] for row in all_columns()}
+    columns = {row["column"] for row in all_columns()}
     unknown = re.search(
         r"no such (table|column): (?:\w+\.)?(\w+)|(relation|column) \"?(?:\w+\.)?(\w+)\"? does not exist", why
     )
@@ -280,7 +280,7 @@ def _shown(sql: str) -> str:
     return textwrap.shorten(sql, 80)
 
 
-def schema() -> list[dict[str, str]]:
+def all_columns() -> list[dict[str, str]]:
     """Return every column of every table and view."""
     tables = [*CONTENT, ingested, summary]
     rows = [{"table": t.name, "column": c.name, "type": c.type.python_type.__name__} for t in tables for c in t.c]
