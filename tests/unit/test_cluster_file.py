@@ -1,4 +1,4 @@
-"""cluster.toml: every mistake located and at once, texts expanded or refused, and which target an invocation has."""
+"""cluster.toml: all mistakes together with their places, expanded texts, and the target of an invocation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_example_means_the_same_as_the_shipped_profile() -> None:
 
 
 def test_the_example_shows_every_key() -> None:
-    """A key that the example does not explain is a key that nobody finds."""
+    """Users find only keys that the example explains."""
     from orchestrator.cluster.profile import ClusterQueue, CpuNodes, GpuNodes
 
     text = (ROOT / "cluster.example.toml").read_text(encoding="utf-8")
@@ -66,7 +66,7 @@ def test_the_example_shows_every_key() -> None:
             assert (field.alias or name) in text, f"{table.__name__}.{name}"
 
 
-def test_every_mistake_of_a_file_comes_at_once() -> None:
+def test_all_mistakes_of_a_file_are_reported_together() -> None:
     """Eleven mistakes of eleven kinds in four tables, each with its place and a hint."""
     found = mistakes("""
 [cluster.lab]
@@ -127,8 +127,8 @@ partion = "htc"
         ('[cluster.lab]\nname = "x"\n[cluster.lab.cpu]\n', "cluster.lab.name", 'unknown key "name"'),
     ],
 )
-def test_a_file_that_is_no_cluster_file(text: str, where: str, what: str) -> None:
-    """Broken TOML, wrong tables and a reserved name are refused with their place."""
+def test_files_that_are_not_cluster_files(text: str, where: str, what: str) -> None:
+    """Invalid TOML, wrong tables and a reserved name are errors with their places."""
     with pytest.raises(ClusterError) as caught:
         cluster_file.parse_file(text, "cluster.toml")
     assert where in str(caught.value)
@@ -136,7 +136,7 @@ def test_a_file_that_is_no_cluster_file(text: str, where: str, what: str) -> Non
 
 
 @pytest.mark.parametrize("value", ["$SCRATCH/x", "${SCRATCH}/x", "/scratch/$SCRATCH/x"])
-def test_a_variable_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_an_unset_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     """A literal ``$SCRATCH`` in a path would make every job write to one wrong folder."""
     monkeypatch.delenv("SCRATCH", raising=False)
     place, what, _ = mistake(f'data = "{value}"')
@@ -145,7 +145,7 @@ def test_a_variable_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_paths_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``~``, variables, ``{user}`` and ``{scratch}`` all become what they stand for."""
+    """``~``, variables, ``{user}`` and ``{scratch}``."""
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("GROUP", "lab")
     got = profile('scratch = "/scratch/{user}"\ndata = "{scratch}/$GROUP/data"\npython = "~/env/bin/python"')
@@ -153,19 +153,19 @@ def test_paths_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert got.python == "/home/me/env/bin/python"
 
 
-def test_an_unknown_place_is_refused() -> None:
-    """``{scratch}`` without a scratch folder is not left in the path."""
+def test_an_unknown_place_is_an_error() -> None:
+    """``{scratch}`` without a scratch folder must not stay in the path."""
     assert mistake('data = "{scratch}/data"')[1] == '"{scratch}/data": {scratch} is unknown'
 
 
 @pytest.mark.parametrize("value", ["/s/{user", "/s/user}/x", "/s/{us-er}"])
 @pytest.mark.parametrize("key", ["scratch", "data", "stage"])
-def test_half_a_place_is_no_folder_name(key: str, value: str) -> None:
+def test_a_place_with_one_brace_is_an_error(key: str, value: str) -> None:
     assert mistake(f'{key} = "{value}"')[:2] == (key, f'"{value}": {value.split("/")[2]} names no place')
 
 
 def test_an_account_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container the user may have no name; the key that needs one says so."""
+    """In a container the user may have no name; the key that needs one reports it."""
 
     def nameless() -> str:
         raise OSError("No username set in the environment")
@@ -194,14 +194,14 @@ def test_without_a_python_jobs_run_this_interpreter() -> None:
         ("A", "not the long name of an sbatch option"),
     ],
 )
-def test_extra_cannot_take_over_what_a_run_decides(name: str, what: str) -> None:
-    """Owned options are refused by name, abbreviations that sbatch accepts and short forms too."""
+def test_extra_cannot_set_options_of_a_run(name: str, what: str) -> None:
+    """Neither by name, nor by abbreviations that sbatch accepts, nor by short forms."""
     assert mistake(f'extra = {{ "{name}" = "x" }}')[:2] == (f"extra.{name}", what)
 
 
 @pytest.mark.parametrize("value", ["false", '""', "0"])
 def test_extra_has_no_empty_values(value: str) -> None:
-    """Nothing that would be written as an empty option."""
+    """They would be written as empty options."""
     assert "is not a value" in mistake(f'extra = {{ "mail-type" = {value} }}')[1]
 
 
@@ -215,8 +215,8 @@ def test_types_of_gpu_pass_unchanged(kind: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a$b", "a`b`", "a\\\\b", "a'b"])
-def test_directives_hold_nothing_that_a_shell_would_read(text: str) -> None:
-    """Slurm would take it literally or drop it."""
+def test_directives_contain_no_shell_characters(text: str) -> None:
+    """Slurm would take them literally or drop them."""
     place, what, _ = mistake(gpu=f'constraint = "{text}"')
     assert place == "gpu.a100.constraint"
     assert "#SBATCH lines expand no variables" in what
@@ -228,15 +228,20 @@ def test_directives_hold_nothing_that_a_shell_would_read(text: str) -> None:
         ('account = "x; touch y"', "", "account", '"x; touch y" is not a name that Slurm accepts'),
         ('account = "x"\naccount_suffix = " y"', "", "account_suffix", '" y" is not a name that Slurm accepts'),
         ("", 'account_suffix = "&"', "gpu.a100.account_suffix", '"&" is not a name that Slurm accepts'),
-        ("", 'queue = [{ partition = "a b" }]', "gpu.a100.queue[0].partition", '"a b" is not a name that Slurm accepts'),
+        (
+            "",
+            'queue = [{ partition = "a b" }]',
+            "gpu.a100.queue[0].partition",
+            '"a b" is not a name that Slurm accepts',
+        ),
         ("", 'queue = [{ qos = "a|b" }]', "gpu.a100.queue[0].qos", '"a|b" is not a name that Slurm accepts'),
         ("", 'visible_env = "x; touch y"', "gpu.a100.visible_env", '"x; touch y" is not the name of a variable'),
         ("", 'arch = "x; touch y"', "gpu.a100.arch", '"x; touch y" is not an architecture'),
         ("", 'arch = ""', "gpu.a100.arch", '"" is not an architecture'),
     ],
 )
-def test_what_is_no_name_is_refused(top: str, gpu: str, place: str, what: str) -> None:
-    """``visible_env`` stands in the script as it is, where a shell would read it."""
+def test_invalid_names(top: str, gpu: str, place: str, what: str) -> None:
+    """``visible_env`` is written into the script unquoted."""
     found, said, hint = mistake(top, gpu)
     assert (found, said) == (place, what) and hint
 
@@ -272,12 +277,12 @@ def test_numbers_have_limits(top: str, place: str, hint: str) -> None:
         ("A-B", "not the name of a variable"),
     ],
 )
-def test_variables_that_env_may_not_hold(variable: str, what: str) -> None:
-    """Devices, Slurm's own variables and the safe path are no site's business."""
+def test_variables_that_env_cannot_set(variable: str, what: str) -> None:
+    """Devices, Slurm's own variables and the safe path are set for each run."""
     assert mistake(f'env = {{ {variable} = "1" }}')[:2] == (f"env.{variable}", what)
 
 
-def test_an_env_value_with_a_variable_is_sent_to_the_prologue() -> None:
+def test_an_env_value_with_a_variable_belongs_into_the_prologue() -> None:
     """It would be exported literally."""
     assert mistake('env = { A = "$B/x" }') == (
         "env.A",
@@ -286,8 +291,8 @@ def test_an_env_value_with_a_variable_is_sent_to_the_prologue() -> None:
     )
 
 
-def test_what_a_site_forbids_is_found_before_the_queue_finds_it() -> None:
-    """Each key that brings a forbidden option about is named, defaults too."""
+def test_keys_that_write_forbidden_options_are_errors() -> None:
+    """Each such key is named, also where its default writes the option."""
     found = mistakes(SMALL.format(top='forbid = ["gres", "mem", "export", "nodelist", "time"]', gpu=""))
     assert found == {
         "export": ("this key writes --export, which forbid lists", 'write export = ""'),
@@ -344,9 +349,9 @@ TABLES = {
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.__name__)
-def test_no_value_of_any_kind_gets_a_message_of_the_library(table: type[BaseModel]) -> None:
-    """Each key of each table with a value of each kind: accepted, or refused in our words; where a list or a table is
-    expected, with what to write."""
+def test_no_invalid_value_gets_a_message_of_pydantic(table: type[BaseModel]) -> None:
+    """Each key of each table with a value of each type is accepted, or an error in our words; where a list or a table
+    is expected, with what to write."""
     found = []
     for (name, field), value in itertools.product(table.model_fields.items(), VALUES):
         line = f"{field.alias or name} = {value}"
@@ -368,14 +373,14 @@ def test_no_value_of_any_kind_gets_a_message_of_the_library(table: type[BaseMode
         ("recovery = 3", "", "recovery", "3 is not a table", "write { key = value }"),
     ],
 )
-def test_one_value_where_a_list_or_a_table_stands(top: str, gpu: str, place: str, what: str, hint: str) -> None:
+def test_one_value_in_place_of_a_list_or_a_table(top: str, gpu: str, place: str, what: str, hint: str) -> None:
     found = mistake(top, gpu)
     assert found[:2] == (place, what)
     assert hint in found[2]
 
 
-def test_the_digest_is_of_the_meaning(tmp_path: Path) -> None:
-    """Comments, other spellings of an amount and the order of keys plan nothing new; a changed template does."""
+def test_the_digest_depends_on_values_only(tmp_path: Path) -> None:
+    """Not on comments, spelling of amounts or order of keys; a changed template changes it."""
     one = profile(gpu='mem_per_gpu = "48G"\ntype = "a100"')
     assert one.digest == profile(gpu='# why\ntype = "a100"\nmem_per_gpu = "49152M"').digest
     assert one.digest != profile(gpu='mem_per_gpu = "47G"\ntype = "a100"').digest
@@ -404,7 +409,7 @@ hostname_pattern = '^phx-'
 
 
 def test_a_file_of_several_clusters(tmp_path: Path) -> None:
-    """The host decides, or the name after a colon; otherwise both are named."""
+    """The host chooses, or the name after a colon; otherwise the error names both."""
     file = tmp_path / "cluster.toml"
     file.write_text(TWO)
     assert cluster_file.load(file, hostname="phx-login1").name == "phoenix"
@@ -418,7 +423,7 @@ def test_a_file_of_several_clusters(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    """Missing, not UTF-8 and mistaken files are said by their path, never by a traceback."""
+    """Missing, not UTF-8 and invalid files are errors with their path, never a traceback."""
     with pytest.raises(InputError) as caught:
         cluster_file.load(tmp_path / "no.toml")
     assert "no such cluster file and no such shipped profile" in str(caught.value)
@@ -449,7 +454,7 @@ def no_look_up(hostname: str) -> str:
 
 
 def test_choose_takes_local_mode_where_there_is_no_slurm(tmp_path: Path) -> None:
-    """And asks no name server."""
+    """And queries no name server."""
     assert (
         cluster_file.choose(local=False, named=None, cwd=tmp_path, hostname="laptop", which=on_path(), fqdn=no_look_up)
         is None
@@ -473,8 +478,8 @@ def test_choose_follows_its_order(tmp_path: Path) -> None:
     assert choice(local=True, named=Path("sol")) is None
 
 
-def test_choose_knows_a_login_node_by_its_full_name(tmp_path: Path) -> None:
-    """Many sites' hosts call themselves by the short name only."""
+def test_choose_recognises_a_login_node_by_its_full_name(tmp_path: Path) -> None:
+    """At many sites the host name is the short name only."""
     chosen = cluster_file.choose(
         local=False,
         named=None,
@@ -487,7 +492,7 @@ def test_choose_knows_a_login_node_by_its_full_name(tmp_path: Path) -> None:
 
 
 def test_choose_never_trains_on_a_login_node_by_accident(tmp_path: Path) -> None:
-    """With sbatch and no profile the two ways out are named."""
+    """With sbatch and no profile, the error names the alternatives."""
     with pytest.raises(InputError) as caught:
         cluster_file.choose(
             local=False, named=None, cwd=tmp_path, hostname="login01", which=on_path("sbatch"), fqdn=str

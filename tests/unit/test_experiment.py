@@ -139,14 +139,14 @@ def test_several_matrices_share_the_zips_of_the_file_and_keep_their_own() -> Non
     ]
 
 
-def test_every_training_key_may_stand_in_defaults() -> None:
-    """The keys of the file are the fields of the contract, so that a value has one name all the way."""
+def test_every_training_key_is_allowed_in_defaults() -> None:
+    """The keys of the file are the fields of the contract, so that a value has one name everywhere."""
     fields = {f.name for f in dataclasses.fields(TrainConfig)} - {"strategy_options"}
     assert set(keys.KEYS) == fields | set(EXECUTION_KEYS)
 
 
-def test_all_mistakes_come_at_once_each_in_its_place() -> None:
-    """One run of the tool is enough to mend a file."""
+def test_all_mistakes_are_reported_together_each_with_its_place() -> None:
+    """One run of the command is enough to correct a file."""
     found = mistakes(
         """
         name = "study"
@@ -274,7 +274,7 @@ def test_the_message_shows_file_key_and_fix_on_lines_of_their_own() -> None:
     ],
 )
 def test_mistakes_of_structure(text: str, place: str, what: str, hint: str) -> None:
-    """What is wrong with tables rather than with values is located as well."""
+    """Errors of tables rather than of values have their places, too."""
     required = 'name = "x"\n'
     defaults = '\n[defaults]\nmodel="cnn"\ndataset="digits"\nstrategy="eager"\nhardware="cpu:1"\n'
     found = mistakes(required + text + ("" if "defaults" in text else defaults))
@@ -319,8 +319,8 @@ def test_text_that_is_not_toml(text: str, where: str, what: str, hint: str) -> N
 
 
 @pytest.mark.parametrize("value", ["[" * 1500 + "1" + "]" * 1500, "{a=" * 500 + "1" + "}" * 500])
-def test_what_is_nested_too_deeply_is_told(value: str) -> None:
-    """By its line where the interpreter gives up, by its key where that goes deeper."""
+def test_too_deep_nesting_is_reported(value: str) -> None:
+    """With its line where the parser fails, with its key where the parser goes deeper."""
     ((place, told),) = mistakes(f"x = 1\ny = {value}").items()
     assert place == "line 2" or place.startswith("y")
     assert told == ("nested too deeply", "no key takes lists or tables nested so deeply")
@@ -333,7 +333,7 @@ def test_what_is_nested_too_deeply_is_told(value: str) -> None:
         '{ chunks = 8, deferred = true, ratio = 1.0, checkpoint = "always", balance = [1, 1], name = "gpipe" }',
     ],
 )
-def test_options_are_typed_and_their_order_means_nothing(value: str) -> None:
+def test_options_are_typed_and_their_order_does_not_matter(value: str) -> None:
     """Two ways to write one strategy are one strategy."""
     spec = parse(GOOD + f"strategy = {value}", plugins=with_pipeline())
     (choice,) = [row["strategy"] for row in spec.products[0][1]]
@@ -345,7 +345,7 @@ def test_options_are_typed_and_their_order_means_nothing(value: str) -> None:
 
 
 def test_an_option_at_its_default_is_dropped() -> None:
-    """So that naming a default gives no other run."""
+    """So that naming a default does not change the run."""
     spec = parse(GOOD + 'strategy = [{ name = "gpipe", chunks = 4, ratio = 0.5 }]', plugins=with_pipeline())
     assert spec.products[0][1] == ({"strategy": StrategyChoice("gpipe")},)
 
@@ -369,14 +369,14 @@ def test_an_option_at_its_default_is_dropped() -> None:
         ("deferred = 1", ".deferred", "1 is not true or false", ""),
     ],
 )
-def test_options_that_are_refused(options: str, place: str, what: str, hint: str) -> None:
-    """An option's mistake is found in the file, not in the job."""
+def test_invalid_options(options: str, place: str, what: str, hint: str) -> None:
+    """An invalid option is found in the file, not in the job."""
     found = mistakes(GOOD + f'strategy = [{{ name = "gpipe", {options} }}]', plugins=with_pipeline())
     assert found[f"matrix.strategy[0]{place}"][0] == what
     assert hint in found[f"matrix.strategy[0]{place}"][1]
 
 
-def test_a_strategy_without_options_says_so() -> None:
+def test_the_hint_for_a_strategy_without_options() -> None:
     found = mistakes(GOOD + 'strategy = { name = "eager", chunks = 2 }')
     assert found["matrix.strategy.chunks"] == ('unknown key "chunks"', "eager has no options")
 
@@ -386,7 +386,7 @@ def test_a_scalar_is_an_axis_of_one() -> None:
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", 1.0), ("1.0", 1.0), ("-0.0", 0.0), ("1e-3", 0.001)])
-def test_numbers_are_one_kind_before_they_are_hashed(text: str, value: float) -> None:
+def test_equal_numbers_have_one_form_before_they_are_hashed(text: str, value: float) -> None:
     """1 and 1.0 are the same, and so are 0.0 and -0.0."""
     weight_decay = parse(GOOD + f"weight_decay = {text}").products[0][1][0]["weight_decay"]
     assert isinstance(weight_decay, float) and str(weight_decay) == str(value)
@@ -396,7 +396,7 @@ def test_numbers_are_one_kind_before_they_are_hashed(text: str, value: float) ->
     "name", ["a b", 'it\'s "quoted"', "$HOME; touch /tmp/x", "`id` * ? # %", "résumé-实验", "a=b,c", "🙂", "-rf"]
 )
 def test_a_name_is_kept_byte_for_byte(name: str, tmp_path: Path) -> None:
-    """Every printable character may stand in a name."""
+    """Every printable character is allowed in a name."""
     quoted = name.replace("\\", "\\\\").replace('"', '\\"')
     path = tmp_path / "experiment.toml"
     path.write_bytes(GOOD.replace('"study"', f'"{quoted}"').encode())
@@ -406,7 +406,7 @@ def test_a_name_is_kept_byte_for_byte(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("escaped", "shown"), [("a\\nb", "\\n"), ("a\\tb", "\\t"), ("\\u0000", "\\x00"), ("a\\u2028b", "\\u2028")]
 )
-def test_a_name_of_several_lines_is_refused(escaped: str, shown: str) -> None:
+def test_a_name_of_several_lines_is_an_error(escaped: str, shown: str) -> None:
     """A line end would break tables and ``#SBATCH`` lines."""
     what, hint = mistakes(GOOD.replace("study", escaped))["name"]
     assert what.endswith(f"contains the control character '{shown}'")
@@ -455,8 +455,8 @@ def rows(spec: ExperimentSpec) -> list[list[Mapping[str, Any]]]:
     return [list(axis) for axis in spec.products[0]]
 
 
-def test_set_replaces_a_key_wherever_it_stands() -> None:
-    """Defaults, axes, conditional values and includes: afterwards the key has one value, and the user is told where."""
+def test_set_replaces_a_key_everywhere() -> None:
+    """Defaults, axes, conditional values and includes: one value afterwards, and a note names the places."""
     text = GOOD + (
         "lr = [0.1, 0.2]\n[[when]]\nif = { seed = 1 }\nset = { lr = 0.3, epochs = 2 }\n"
         "[[include]]\nlr = 0.4\nmodel = 'vit_tiny'\n[[exclude]]\nmatch = { lr = 0.1 }\nwhy = 'x'"
@@ -473,8 +473,8 @@ def test_set_replaces_a_key_wherever_it_stands() -> None:
 
 
 @pytest.mark.parametrize("key", ["seed=1", "hardware=cpu"])
-def test_a_key_that_is_set_twice_is_refused(key: str) -> None:
-    """Which of the two counts, nobody should have to guess; the same one twice is a slip too."""
+def test_a_key_that_is_set_twice_is_an_error(key: str) -> None:
+    """Also with the same value twice: nobody should have to guess which one is used."""
     with pytest.raises(ExperimentError) as caught:
         parse(GOOD, key, "lr=1", f"{key.partition('=')[0]} = 2")
     name = key.partition("=")[0]
@@ -482,14 +482,14 @@ def test_a_key_that_is_set_twice_is_refused(key: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["imagefolder", "imagefoldr"])
-def test_a_family_is_suggested_as_one_writes_it(name: str) -> None:
+def test_a_family_is_suggested_in_the_form_that_users_write(name: str) -> None:
     with pytest.raises(ExperimentError) as caught:
         parse(GOOD, f"dataset={name}")
     assert 'did you mean "imagefolder/NAME"?' in caught.value.text()
 
 
 def test_set_collapses_a_zip_to_rows_that_differ() -> None:
-    """A column of a zip is replaced, and rows that became equal are one."""
+    """One list of a zip is replaced, and rows that became equal are merged."""
     text = GOOD + "[[zip]]\nlr = [0.1, 0.2, 0.2]\nbatch_size = [32, 32, 64]"
     assert rows(parse(text, "lr=1"))[1] == [{"lr": 1.0, "batch_size": 32}, {"lr": 1.0, "batch_size": 64}]
 
@@ -507,8 +507,8 @@ def test_set_collapses_a_zip_to_rows_that_differ() -> None:
         ("dataset=imagefolder/a=b", "dataset", "imagefolder/a=b"),
     ],
 )
-def test_set_reads_toml_or_a_plain_text(text: str, key: str, value: object) -> None:
-    """The shell takes quotes away, so a text, a time too, needs none."""
+def test_set_reads_toml_or_plain_text(text: str, key: str, value: object) -> None:
+    """The shell removes quotes, so text and times need none."""
     assert parse(GOOD, text).defaults[key] == value
 
 
@@ -543,14 +543,14 @@ def test_set_mistakes_are_located_at_the_option(text: str, what: str, hint: str)
         ("-9223372036854775809", "a whole number of more than 64 bits"),
     ],
 )
-def test_set_refuses_what_no_key_takes(value: str, what: str) -> None:
-    """Told in few words, however long the text is."""
+def test_set_rejects_values_that_no_key_takes(value: str, what: str) -> None:
+    """With a short message, however long the text is."""
     ((where, (said, hint)),) = mistakes(GOOD, f"lr={value}").items()
     assert where.startswith("--set lr=") and len(where) < 80
     assert (said, hint.split(" takes")[0]) == (what, "no key")
 
 
-def test_set_mistakes_come_together_with_those_of_the_file() -> None:
+def test_mistakes_of_set_are_reported_together_with_those_of_the_file() -> None:
     found = mistakes(GOOD + "epochs = 0", "lr=abc", "strategy={name='ddp', bucket_cap_mb=0}")
     assert set(found) == {
         "--set lr=abc",
@@ -559,8 +559,8 @@ def test_set_mistakes_come_together_with_those_of_the_file() -> None:
     }
 
 
-def test_the_digest_tells_files_and_sets_apart(tmp_path: Path) -> None:
-    """A plan can tell whether its experiment changed."""
+def test_the_digest_depends_on_the_file_and_on_sets(tmp_path: Path) -> None:
+    """So that a plan detects changes of its experiment."""
     path = tmp_path / "experiment.toml"
     path.write_text(GOOD)
     digest = experiment.load(path).digest

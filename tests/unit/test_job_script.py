@@ -1,4 +1,4 @@
-"""The job script: the directives of each kind of site, what Slurm and the shell make of the text, golden scripts."""
+"""The job script: its directives for each kind of site, how Slurm and the shell read it, golden scripts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def text(profile: ClusterProfile, hardware: str, strategy: str = "ddp", runs: Pa
 
 @pytest.mark.parametrize(("hardware", "strategy"), [("a100:2", "ddp"), ("a30:2", "ddp"), ("a100:1", "eager")])
 def test_golden_scripts_of_sol(hardware: str, strategy: str, golden: Callable[[str, str], None]) -> None:
-    """The whole script, byte for byte; a change is seen in review."""
+    """The whole script, byte for byte, so that a review shows each change."""
     golden(f"sol-{hardware.replace(':', '-')}-{strategy}.sh", text(cluster_file.load("sol"), hardware, strategy))
 
 
@@ -283,7 +283,7 @@ def site(name: str) -> ClusterProfile:
 
 @pytest.mark.parametrize("name", SITES)
 def test_each_site_gets_its_own_set_of_directives(name: str) -> None:
-    """A pair in the site's words: exactly this set, at most one way to ask for GPUs and memory, nothing forbidden."""
+    """Exactly this set for two GPUs: at most one option for GPUs and one for memory, nothing forbidden."""
     profile = site(name)
     _, hardware, expected = SITES[name]
     got = job_script.directives(placed(profile, hardware), profile, jobs="/runs/jobs")
@@ -300,8 +300,8 @@ def test_each_site_gets_its_own_set_of_directives(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SITES)
-def test_slurm_would_read_every_directive(name: str) -> None:
-    """The text begins with #!, directives stand in column 0 before the first command, each as it was meant."""
+def test_slurm_reads_every_directive(name: str) -> None:
+    """The text begins with #!, directives are in column 0 before the first command, each as planned."""
     profile = site(name)
     hardware = SITES[name][1]
     lines = text(profile, hardware).split("\n")
@@ -315,7 +315,7 @@ def test_slurm_would_read_every_directive(name: str) -> None:
 
 
 def test_a_forbidden_option_that_a_job_can_do_without_is_left_out() -> None:
-    """open-mode and signal are ours, not the profile's."""
+    """We add open-mode and signal, not the profile."""
     profile = cluster_file.parse_file(
         '[cluster.x]\nforbid = ["open-mode", "signal", "no-requeue"]\n[cluster.x.cpu]\n', "cluster.toml"
     )["x"]
@@ -356,7 +356,7 @@ def lab(top: str = "", gpu: str = "") -> ClusterProfile:
     return cluster_file.parse_file(LAB.format(top=top, gpu=gpu), "cluster.toml")["lab"]
 
 
-def test_launchers_start_one_process_each_rank_and_never_twice() -> None:
+def test_launchers_start_one_process_for_each_rank() -> None:
     """srun starts the ranks, or one launcher that does; without srun there is one process."""
     by_srun, by_torchrun = text(lab(), "a100:2"), text(lab('launcher = "torchrun"'), "a100:2")
     alone = text(lab('launcher = "none"'), "a100:1", "eager")
@@ -368,7 +368,7 @@ def test_launchers_start_one_process_each_rank_and_never_twice() -> None:
 
 
 def test_a_whole_node_shows_only_the_devices_in_use() -> None:
-    """Two of four, in the variable of the GPUs' vendor; where all are used nothing is said."""
+    """Two of four, in the variable of the GPUs' vendor; no variable where all are used."""
     script = text(lab(gpu="ask_gpus = 4"), "a100:2")
     assert "#SBATCH --gres=gpu:a100:4" in script
     assert 'CUDA_VISIBLE_DEVICES="$(cut -d, -f1-2 <<<"${CUDA_VISIBLE_DEVICES:-0,1,2,3}")"' in script
@@ -428,13 +428,13 @@ def record(tmp_path: Path) -> Callable[[], dict[str, object]]:
 
 
 @pytest.mark.parametrize("name", ["a b", "it's", "$HOME", "*", ";touch pwn", "`id`", "a=b,c", "#x", "é实验", 'say "x"'])
-def test_a_hostile_folder_arrives_as_it_is(
+def test_a_folder_with_shell_characters_is_passed_unchanged(
     name: str,
     tmp_path: Path,
     run: Callable[..., subprocess.CompletedProcess[str]],
     record: Callable[[], dict[str, object]],
 ) -> None:
-    """Every character that a shell would read reaches the interpreter's arguments unread, also under LC_ALL=C."""
+    """The shell interprets no character on the way to the interpreter's arguments, also with LC_ALL=C."""
     done = run(runs=tmp_path / name, LC_ALL="C")
     assert done.returncode == 0, done.stderr
     argv = record()["argv"]
@@ -444,10 +444,10 @@ def test_a_hostile_folder_arrives_as_it_is(
     assert not (tmp_path / "pwn").exists()
 
 
-def test_what_a_rank_is_given(
+def test_the_environment_of_a_rank(
     run: Callable[..., subprocess.CompletedProcess[str]], record: Callable[[], dict[str, object]]
 ) -> None:
-    """The variables that ranks rely on, and those of the site, whatever characters they hold."""
+    """The variables that ranks need, and those of the site with any characters."""
     assert run("env = { A = \"it's; `id` *\", B = '', OMP_NUM_THREADS = '3' }").returncode == 0
     env = record()["env"]
     assert isinstance(env, dict)
@@ -479,7 +479,7 @@ def test_a_task_of_an_array_has_the_folder_of_the_array(
 def test_the_prologue_runs_first_and_may_use_unset_variables(
     run: Callable[..., subprocess.CompletedProcess[str]], record: Callable[[], dict[str, object]]
 ) -> None:
-    """Activate scripts read variables that are not set; what they export reaches the ranks."""
+    """Activate scripts read unset variables; ranks get the variables that they export."""
     done = run('prologue = [": $NO_SUCH_VARIABLE # why", "export FROM_PROLOGUE=yes; true"]')
     assert done.returncode == 0, done.stderr
     env = record()["env"]
@@ -490,7 +490,7 @@ def test_the_prologue_runs_first_and_may_use_unset_variables(
 def test_a_prologue_that_fails_ends_the_job(
     line: str, tmp_path: Path, run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    """With an exit code of its own, before any rank starts, and saying which line."""
+    """With its own exit code and the line, before any rank starts."""
     line = line.replace("it's", "it\\\\'s")
     done = run(f'prologue = ["true", "{line}", "export LATER=1"]')
     assert done.returncode == job_script.ScriptExit.PROLOGUE
@@ -498,20 +498,16 @@ def test_a_prologue_that_fails_ends_the_job(
     assert not (tmp_path / "record.json").exists()
 
 
-def test_a_site_where_the_interpreter_is_not_there(
-    tmp_path: Path, run: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    """The node says which file it misses."""
+def test_a_missing_interpreter(tmp_path: Path, run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """The node names the file."""
     (tmp_path / "it's; *" / "python 3").unlink()
     done = run()
     assert done.returncode == job_script.ScriptExit.INTERPRETER
     assert f"no interpreter {tmp_path}/it's; */python 3 here" in done.stderr
 
 
-def test_a_site_where_srun_is_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, run: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    """The message names the key of the cluster file that says where."""
+def test_a_missing_srun(monkeypatch: pytest.MonkeyPatch, run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """The message names the key of the cluster file that sets its folder."""
     monkeypatch.setattr(job_script, "DEFAULT_PATH", "/nowhere")
     done = run('slurm_bin = "/nowhere"', PATH="/nowhere")
     assert done.returncode == job_script.ScriptExit.LAUNCHER
@@ -521,7 +517,7 @@ def test_a_site_where_srun_is_elsewhere(
 def test_a_runs_folder_that_the_node_cannot_write(
     tmp_path: Path, run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    """A file stands where the folder should be."""
+    """A file is in place of the folder."""
     (tmp_path / "runs").write_text("")
     done = run()
     assert done.returncode == job_script.ScriptExit.FOLDER
@@ -531,7 +527,7 @@ def test_a_runs_folder_that_the_node_cannot_write(
 def test_the_exit_code_of_the_ranks_is_the_jobs(
     tmp_path: Path, run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    """Nothing between srun and the end of the script hides it."""
+    """No command after srun replaces it."""
     (tmp_path / "it's; *" / "python 3").write_text("#!/bin/bash\nexit 71\n")
     assert run().returncode == 71
 
@@ -540,10 +536,10 @@ def test_the_exit_code_of_the_ranks_is_the_jobs(
     ("launch", "code"),
     [('"${rank[@]}" || (exit 7)', 0), (': "${rank[@]}"; (exit 7)', 7), (': "${rank[@]}"\nstatus=3', 3)],
 )
-def test_the_exit_code_of_a_launch_of_ones_own_is_the_jobs(
+def test_the_exit_code_of_a_users_launch_block_is_the_jobs(
     tmp_path: Path, launch: str, code: int, run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    """Its last command's unless it sets status; the teardown runs after it and changes nothing."""
+    """That of its last command unless it sets status; the teardown does not change it."""
     template = tmp_path / "mine.sh.j2"
     lines = ['{% extends "slurm.sh.j2" %}', "{% block launch %}", launch, "{% endblock %}"]
     lines += ["{% block teardown %}", "echo ended $status", "false", "{% endblock %}", ""]
@@ -554,8 +550,8 @@ def test_the_exit_code_of_a_launch_of_ones_own_is_the_jobs(
 
 
 @pytest.mark.parametrize("name", ["new\nline", "100%", "back\\slash", "tab\t"])
-def test_a_runs_folder_that_slurm_cannot_name(name: str) -> None:
-    """Refused before anything is written, with the character."""
+def test_a_runs_folder_that_slurm_cannot_take(name: str) -> None:
+    """An error that names the character, before anything is written."""
     with pytest.raises(InputError) as caught:
         text(cluster_file.load("sol"), "a100:1", "eager", runs=Path("/x") / name)
     assert "the path of the runs folder contains" in str(caught.value)
@@ -571,7 +567,7 @@ def with_template(folder: Path, content: str, newline: str = "\n") -> str:
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_a_user_replaces_blocks(tmp_path: Path, newline: str) -> None:
-    """With the original still to be had, and no carriage return in the script."""
+    """With the original block available, and no carriage return in the script."""
     script = with_template(
         tmp_path,
         '{% extends "slurm.sh.j2" %}\n{% block setup %}\n{{ super() }}\nulimit -n 4096\n{% endblock %}\n'
@@ -606,8 +602,8 @@ NO_RANK = "the script starts no rank: nothing runs the command in the array rank
         ("setup", "cat >/tmp/x <<-'END'\n\texit 0\n\tEND\ngrep -q x <<<y", ""),
     ],
 )
-def test_a_script_comes_to_starting_its_ranks(tmp_path: Path, block: str, code: str, fault: str) -> None:
-    """One that ends before, or starts none, would end well in Slurm's eyes, time after time."""
+def test_scripts_that_start_no_rank_are_errors(tmp_path: Path, block: str, code: str, fault: str) -> None:
+    """Slurm would report success for a script that ends before its ranks start, or starts none."""
     content = '{%% extends "slurm.sh.j2" %%}\n{%% block %s %%}\n%s\n{%% endblock %%}\n' % (block, code)  # noqa: UP031
     if not fault:
         assert code in with_template(tmp_path, content)
@@ -618,7 +614,7 @@ def test_a_script_comes_to_starting_its_ranks(tmp_path: Path, block: str, code: 
     assert caught.value.where == str(tmp_path / "mine.sh.j2") and caught.value.hint
 
 
-def test_a_line_of_a_prologue_that_ends_the_script_is_refused() -> None:
+def test_a_prologue_that_ends_the_script_is_an_error() -> None:
     with pytest.raises(InputError, match="ends it before any rank is started: exit 0"):
         text(lab('prologue = ["exit 0"]'), "a100:1", "eager")
     assert "\nmodule load x || exit 3\n" in text(lab('prologue = ["module load x || exit 3"]'), "a100:1", "eager")
@@ -627,8 +623,8 @@ def test_a_line_of_a_prologue_that_ends_the_script_is_refused() -> None:
 OWN_DIRECTIVES = '{% extends "slurm.sh.j2" %}\n{% block directives %}\n{{ super() }}\n'
 
 
-def test_a_user_adds_directives_of_other_kinds(tmp_path: Path) -> None:
-    """What a run does not decide may stand in the block, in any of Slurm's spellings."""
+def test_a_template_may_add_other_directives(tmp_path: Path) -> None:
+    """Options that are not set for each run, in any of Slurm's forms."""
     script = with_template(
         tmp_path,
         OWN_DIRECTIVES + '#SBATCH --mail-type=END --comment "a b"  # mine\n#SBATCH -w lab[1-2]\n{% endblock %}\n',
@@ -636,8 +632,8 @@ def test_a_user_adds_directives_of_other_kinds(tmp_path: Path) -> None:
     assert '\n#SBATCH --mail-type=END --comment "a b"  # mine\n#SBATCH -w lab[1-2]\n' in script
 
 
-def test_lines_of_some_nodes_run_before_those_of_all(tmp_path: Path) -> None:
-    """As at a site where one module must be loaded before the others, on some nodes."""
+def test_the_prologue_of_nodes_runs_before_that_of_the_cluster(tmp_path: Path) -> None:
+    """At some sites, some nodes need one module before the others."""
     profile = lab('prologue = ["module load python"]', 'prologue = ["module load arch/a100"]')
     script = text(profile, "a100:1", "eager")
     assert script.index("\nmodule load arch/a100\n") < script.index("\nmodule load python\n")
@@ -674,7 +670,7 @@ def test_lines_of_some_nodes_run_before_those_of_all(tmp_path: Path) -> None:
     ],
 )
 def test_a_template_with_a_mistake(tmp_path: Path, content: str, where: str, what: str) -> None:
-    """Named with file and line; nothing undefined becomes an empty text, no directive is lost."""
+    """An error with file and line; no undefined name becomes empty text, no directive is lost."""
     (tmp_path / "latin.j2").write_bytes(b"# \xe9\n")
     with pytest.raises(InputError) as caught:
         with_template(tmp_path, content)
@@ -699,7 +695,7 @@ def test_a_template_that_is_not_utf8_is_a_mistake_of_the_cluster_file(tmp_path: 
     ],
 )
 def test_a_misspelt_name_in_a_template(tmp_path: Path, written: str, what: str, hint: str) -> None:
-    """In the words of the template, not by the names of our classes."""
+    """The message uses the names of the template, not those of our classes."""
     with pytest.raises(InputError) as caught:
         with_template(
             tmp_path, f'{{% extends "slurm.sh.j2" %}}\n{{% block setup %}}{{{{ {written} }}}}{{% endblock %}}'
@@ -708,7 +704,7 @@ def test_a_misspelt_name_in_a_template(tmp_path: Path, written: str, what: str, 
 
 
 def test_rendering_needs_no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans are made where there is no srun, and say the same as on the login node."""
+    """A plan without srun is the same as on the login node."""
     with_slurm = text(cluster_file.load("sol"), "a30:2")
     monkeypatch.setenv("PATH", "/nowhere")
     assert os.environ["PATH"] == "/nowhere"

@@ -1,4 +1,4 @@
-"""An experiment becomes the cells that it says, each once, and what cannot run says why."""
+"""Expansion of an experiment: its cells, each once, and the excluded ones with their reasons."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ batch_size = 64
 
 
 def cores(hardware: Hardware, ranks: int) -> int:
-    """A stand-in whose results tell hardware and ranks apart."""
+    """A stand-in whose result depends on hardware and ranks."""
     return 10 * hardware.devices + ranks
 
 
@@ -113,8 +113,8 @@ def test_a_cell_has_every_value_where_it_belongs() -> None:
     assert cell.label == "cnn-ddp(bucket_cap_mb=50)-cpu2-s0"
 
 
-def test_labels_say_what_tells_cells_apart_and_no_more() -> None:
-    """Not what goes with the model or with another key that is there, nor what another matrix varies."""
+def test_labels_name_only_keys_that_distinguish_cells() -> None:
+    """Neither keys that follow from the model or another key in the label, nor keys that another matrix varies."""
     text = """
     [[matrix]]
     model = ["cnn", "vit_tiny"]
@@ -147,12 +147,12 @@ def test_labels_say_what_tells_cells_apart_and_no_more() -> None:
     ],
     ids=["when against include", "an execution key decides", "epochs mean nothing beside steps"],
 )
-def test_labels_tell_cells_apart_that_conditions_or_steps_do(text: str, expected: list[str]) -> None:
+def test_labels_distinguish_cells_that_conditions_or_steps_change(text: str, expected: list[str]) -> None:
     assert labels(text) == [f"cnn-eager-cpu1-s0{end}" for end in expected]
 
 
-def test_the_order_of_axes_comments_and_limits_plan_nothing_new() -> None:
-    """Identity is the science: none of these changes any run id."""
+def test_the_order_of_axes_comments_and_limits_change_no_run_id() -> None:
+    """Identity covers only what changes the training."""
     first = expand('[matrix]\nseed = [0, 1, 2]\nlr = [1, 2]\nmodel = ["cnn", "vit_tiny"]')
     second = expand(
         '# a comment\ntime_limit = "9h"\n[matrix]\nmodel = ["vit_tiny", "cnn"]\nlr = [2.0, 1.0]\nseed = [2, 0, 1]'
@@ -162,7 +162,7 @@ def test_the_order_of_axes_comments_and_limits_plan_nothing_new() -> None:
 
 
 def test_run_ids_are_the_hash_of_the_identity_written_as_sorted_json() -> None:
-    """The quick way to the text gives the text that ``json`` gives, for every kind of value."""
+    """The fast path makes the same text as ``json``, for every type of value."""
     import hashlib
 
     config = TrainConfig(
@@ -273,8 +273,8 @@ def test_excluded_cells_name_their_options() -> None:
     assert (excluded.fields["strategy"], excluded.fields["strategy_options"]) == ("ddp", {"bucket_cap_mb": 1})
 
 
-def test_a_condition_may_ask_for_options_of_a_strategy() -> None:
-    """Those that it names: a default counts where a cell has none, and the other options do not matter."""
+def test_a_condition_may_name_options_of_a_strategy() -> None:
+    """A named option also matches its default where a cell has none; other options do not matter."""
     cells = expand(
         """
         [matrix]
@@ -306,13 +306,13 @@ def test_a_condition_may_ask_for_options_of_a_strategy() -> None:
     assert excluded.fields["strategy_options"] == {"bucket_cap_mb": 1, "static_graph": True}
 
 
-def test_all_cells_excluded_is_told_by_an_empty_list() -> None:
+def test_no_cells_remain_where_all_are_excluded() -> None:
     everything = expand('[matrix]\nseed = [0, 1]\n[[exclude]]\nmatch = { model = "cnn" }\nwhy = "no"')
     assert (everything.cells, len(everything.excluded)) == ([], 2)
 
 
 def test_duplicates_are_one_run_with_the_figures_of_both() -> None:
-    """Merged and said; limits of the first count, and that is said as well when they differ."""
+    """Merged; the first one's execution settings are used, with a note where they differ."""
     cells = expand(
         """
         [matrix]
@@ -332,8 +332,8 @@ def test_duplicates_are_one_run_with_the_figures_of_both() -> None:
     assert cells.notes == ["cnn-eager-cpu1-s0 is requested twice with different execution settings: the first are used"]
 
 
-def test_keys_that_mean_nothing_tell_no_runs_apart() -> None:
-    """Momentum under Adam, workers of the resident loader, epochs beside steps: default in identity, and said."""
+def test_ignored_keys_do_not_affect_identity() -> None:
+    """Momentum with Adam, workers of the resident loader, epochs beside steps: defaults in identity, with a note."""
     cells = expand('[matrix]\noptimizer = ["sgd", "adam"]\nmomentum = [0.0, 0.5]\nworkers = 4\nsteps = 10\nepochs = 3')
     assert [(c.train.optimizer, c.train.momentum, c.train.workers, c.train.epochs) for c in cells.cells] == [
         ("sgd", 0.0, 0, 10),
@@ -367,8 +367,8 @@ def test_published_figures_belong_to_the_cells_that_match() -> None:
     assert [[p.on for p in cell.published] for cell in cells] == [["1 x T4"], ["1 x T4", "A100"], [], ["A100"]]
 
 
-def test_conditions_that_meet_no_cell_are_said() -> None:
-    """A typing mistake in a value would otherwise pass in silence."""
+def test_conditions_that_match_no_cell_are_reported() -> None:
+    """A typing error in a value would otherwise go unnoticed."""
     cells = expand(
         """
         [matrix]
@@ -398,7 +398,7 @@ def test_conditions_that_meet_no_cell_are_said() -> None:
 
 
 @pytest.mark.parametrize("name", ['a "b"', "$HOME; x", "é\u00a0实", "it's", "a b" * 200])
-def test_labels_hold_any_character_and_are_never_shortened(name: str) -> None:
+def test_labels_keep_every_character_and_are_never_shortened(name: str) -> None:
     dataset = f"imagefolder/{name}"
     found = labels(f'[matrix]\ndataset = ["digits", {json.dumps(dataset, ensure_ascii=False)}]')
     assert found == ["cnn-eager-cpu1-s0-dataset=digits", f"cnn-eager-cpu1-s0-dataset={dataset}"]
@@ -407,7 +407,7 @@ def test_labels_hold_any_character_and_are_never_shortened(name: str) -> None:
 @pytest.mark.parametrize(
     ("hardware", "short"), [("cpu:2", "cpu2"), ("a100:2", "a100x2"), ("a100:4x2", "a100x4x2"), ("gpu:8", "gpu8")]
 )
-def test_labels_say_the_hardware(hardware: str, short: str) -> None:
+def test_labels_show_the_hardware(hardware: str, short: str) -> None:
     assert labels(f'[matrix]\nstrategy = "ddp"\nhardware = "{hardware}"') == [f"cnn-ddp-{short}-s0"]
 
 
@@ -480,20 +480,20 @@ def test_eager_on_several_devices_is_excluded_and_ddp_on_one_is_not() -> None:
         ("batch_size = 1436", "batch_norm", "the last batch of an epoch has 1 of 1436 samples and leaves a step with"),
     ],
 )
-def test_rules_of_the_product(text: str, rule: str, why: str) -> None:
-    """What cannot be trained is excluded with the reason before it is queued."""
+def test_rules_exclude_what_cannot_be_trained(text: str, rule: str, why: str) -> None:
+    """With the reason, before anything is queued."""
     ((found_rule, found_why),) = reasons(f"[matrix]\n{text}")
     assert found_rule == rule
     assert why in found_why
 
 
-def test_what_a_model_can_do_is_not_excluded() -> None:
+def test_what_a_model_can_train_is_not_excluded() -> None:
     """The one size of a model that has one, and no dropout where there is none."""
     fine = ["image_size = 28", 'model = "resnet18"\ndropout = 0.0', 'model = "vgg16"\nimage_size = 64']
     assert [reasons(f"[matrix]\nseed = [0]\n{text}") for text in fine] == [[]] * 3
 
 
-def test_batch_norm_tells_no_runs_apart_where_a_model_has_none() -> None:
+def test_batch_norm_is_ignored_where_a_model_has_none() -> None:
     found = expand('[matrix]\nmodel = ["vgg16", "resnet18"]\nimage_size = 32\nbatch_norm = ["batch", "frozen"]')
     assert [(cell.train.model, cell.train.batch_norm) for cell in found.cells] == [
         ("vgg16", "batch"),
@@ -520,7 +520,7 @@ def test_batch_norm_tells_no_runs_apart_where_a_model_has_none() -> None:
         'dataset = "imagefolder/x"\nbatch_size = 239\ndrop_last = true',
     ],
 )
-def test_rules_leave_alone_what_can_be_trained(text: str) -> None:
+def test_rules_do_not_exclude_what_can_be_trained(text: str) -> None:
     assert reasons(f"[matrix]\n{text}") == []
 
 
@@ -528,12 +528,12 @@ def test_an_include_that_breaks_a_rule_is_excluded_too() -> None:
     assert [rule for rule, _ in reasons('[[include]]\nhardware = "cpu:2"')] == ["strategy eager"]
 
 
-def test_users_reasons_come_before_ours() -> None:
+def test_excludes_of_the_file_come_before_rules() -> None:
     text = '[matrix]\nhardware = ["cpu:2"]\n[[exclude]]\nmatch = { hardware = "cpu:2" }\nwhy = "mine"'
     assert reasons(text) == [("exclude[0]", "mine")]
 
 
-def test_the_shape_of_a_folder_is_asked_for_below_the_data_root(tmp_path: Path) -> None:
+def test_the_shape_of_a_folder_is_looked_up_below_the_data_root(tmp_path: Path) -> None:
     """Rules that need a shape use the one that the data set's plug-in finds there."""
     installed = Plugins.installed()
     asked: list[tuple[Path | None, str]] = []
@@ -563,7 +563,7 @@ def fake_strategy(**changes: object) -> Plugins:
 
 
 def test_a_strategy_sees_its_defaults_and_the_options_given() -> None:
-    """torchgpipe's number of GPUs is the length of ``balance``: refusal may depend on options."""
+    """torchgpipe's number of GPUs is the length of ``balance``: a reason may depend on options."""
     balance = Option(name="balance", type=tuple[int, ...], default=(1, 1), summary="")
     plugins = fake_strategy(
         options=(balance,),
@@ -582,7 +582,7 @@ def test_a_model_without_the_strategys_framework_is_excluded() -> None:
     assert found == [("model cnn", "cnn is not written for jax, which fake needs")]
 
 
-def test_forty_thousand_cells_are_told_apart() -> None:
+def test_forty_thousand_cells_are_distinguished() -> None:
     """Every cell of a large product is either excluded or a run of its own; how fast, see benchmarks/plan.py."""
     text = HEAD + (
         f'[matrix]\nmodel = ["cnn", "vit_tiny"]\nlr = [0.1, 0.2, 0.3, 0.4, 0.5]\nseed = {list(range(1000))}\n'
@@ -595,7 +595,7 @@ def test_forty_thousand_cells_are_told_apart() -> None:
     assert len({cell.run_id for cell in found.cells}) == 25_000
 
 
-def test_a_product_beyond_reason_is_refused_before_it_is_made() -> None:
+def test_too_large_a_product_is_an_error_before_it_is_expanded() -> None:
     """Its cells would fill the memory of a login node; a million of them may be planned."""
     lists = f"lr = {[n / 1000 for n in range(1, 501)]}\nseed = {list(range(1000))}\nbatch_size = [16, 32, 64]\n"
     text = '[matrix]\nmodel = "cnn"\nstrategy = "eager"\nhardware = "cpu:1"\n' + lists

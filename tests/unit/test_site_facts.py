@@ -1,4 +1,4 @@
-"""``init --cluster``: what Slurm prints -> facts -> a cluster file that can be read, at sites of several kinds."""
+"""``init --cluster``: output of Slurm -> facts -> a valid cluster file, for sites of several kinds."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def settings(**changes: str) -> dict[str, str]:
 
 
 def made(site: SiteFacts, **place: str) -> tuple[str, ClusterProfile]:
-    """The file and what it means."""
+    """The text of the file and its profile."""
     text = cluster_file_writer.text(
         site,
         cluster_file_writer.Login(**{"user": "me", "host": HOSTS[-1], "date": "2026-11-28", "scratch": ""} | place),
@@ -84,8 +84,8 @@ def made(site: SiteFacts, **place: str) -> tuple[str, ClusterProfile]:
 
 
 def test_a_large_site(tmp_path: Path) -> None:
-    """Types with dots, slices, another processor, nodes that differ, pairs of partition and QOS with their limits, what
-    is preempted; partitions of others and those that are down are left out. Every pair that it has passes the lint."""
+    """Types with dots, slices, another processor, nodes that differ, pairs of partition and QOS with their limits,
+    preemption; without partitions of others and those that are down. Its sample scripts pass the lint."""
     text, profile = made(site_facts.parse(BIG), scratch="/scratch/{user}")
     assert profile.name == "big" and profile.matches("login7.big.example.edu") and not profile.matches("big.org")
     assert profile.account == "grp_lab" and "# Your accounts: grp_lab, class_ml; Slurm's default is grp_lab." in text
@@ -113,7 +113,7 @@ def test_a_large_site(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["partitions", "nodes", "config", "user", "associations", "qos"])
 def test_any_answer_but_the_first_may_be_missing(missing: str) -> None:
-    """The file says which question was not answered and why, and can still be read."""
+    """The file names the query without an answer and the reason, and is valid."""
     site = site_facts.parse(settings(**{missing: ""}), {missing: "Access denied"})
     text, profile = made(site)
     # Without its settings nobody knows whether a site has accounts, so nobody misses them.
@@ -131,8 +131,8 @@ def test_a_site_without_accounting() -> None:
     assert ("htc", "") in [(q.partition, q.qos) for q in profile.gpu["a100"].queue]
 
 
-def test_gpus_without_a_type_are_told_apart_by_features() -> None:
-    """As at sites that choose the type by constraint; nodes whose features say nothing get a table of their own."""
+def test_features_distinguish_gpus_without_a_type() -> None:
+    """As at sites that select the type by constraint; nodes without such a feature get their own table."""
     sinfo = """\
 gpu|up|1-00:00:00|8|64|500000|gpu:8|a100,nvme
 gpu|up|1-00:00:00|8|40|180000|gpu:4|v100-32g
@@ -160,7 +160,7 @@ gpu|up|1-00:00:00|2|40|180000|gpu:4|(null)
     ],
 )
 def test_gres_of_every_kind(gres: str, found: list[tuple[str, int]]) -> None:
-    """The type is kept as the site spells it."""
+    """The type is kept in the site's spelling."""
     assert list(site_facts.gpus(gres)) == found
 
 
@@ -183,8 +183,8 @@ def test_times_as_slurm_prints_them(text: str, seconds: int) -> None:
     assert site_facts.seconds(text) == seconds
 
 
-def test_nodes_that_are_given_whole() -> None:
-    """OverSubscribe=EXCLUSIVE: the request says so, and its cost is that of the node."""
+def test_nodes_that_slurm_allocates_whole() -> None:
+    """OverSubscribe=EXCLUSIVE: the script requests it, and the cost is that of the node."""
     partitions = "PartitionName=gpu AllowQos=ALL OverSubscribe=EXCLUSIVE State=UP MaxTime=1-00:00:00 Default=YES"
     sinfo = "gpu|up|1-00:00:00|8|96|768000|gpu:h100:4|(null)\n"
     _, profile = made(site_facts.parse({"sinfo": sinfo, "partitions": partitions}))
@@ -192,7 +192,7 @@ def test_nodes_that_are_given_whole() -> None:
 
 
 def test_preemption_by_priority_of_partitions() -> None:
-    """What others may push out comes last, and is not used unless the user says so."""
+    """Preemptable queues come last, and are not used unless the user allows it."""
     config = "ClusterName=x\nPreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\nMaxArraySize=1001\n"
     partitions = """\
 PartitionName=free Default=YES MaxTime=1-00:00:00 PriorityTier=1 State=UP
@@ -228,15 +228,15 @@ def me(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_site_we_never_saw_is_asked() -> None:
-    """The file says where it comes from, and what is left to do."""
+def test_a_site_without_a_profile() -> None:
+    """The result names its source, and what the user still has to set."""
     found = discovery.compose(None, Slurm(BIG), hosts=HOSTS)
     assert (found.name, found.origin) == ("big", "what Slurm 24.11.5 reports")
     assert found.notes == ("scratch: no shared folder was found; set yours",)
 
 
-def test_a_shipped_profile_is_taken_where_its_hosts_match() -> None:
-    """The text is that of the profile; whoever has several accounts there gets the usual one, and reads the others."""
+def test_a_shipped_profile_is_used_where_its_hosts_match() -> None:
+    """The text is that of the profile; with several accounts, the default one is set and a comment lists all."""
     hosts = ("sol-login01", "sol-login01.sol.rc.asu.edu")
     found = discovery.compose(None, Slurm({}), hosts=hosts)
     assert found.text == cluster_file.shipped()["sol"]
@@ -264,13 +264,13 @@ def test_a_shipped_profile_is_taken_where_its_hosts_match() -> None:
     ],
 )
 def test_a_shipped_profile_gets_the_users_account(answers: dict[str, str], line: str, notes: tuple[str, ...]) -> None:
-    """Without the ending that the profile adds by itself."""
+    """Without the suffix that the profile adds."""
     found = discovery.compose("delta", Slurm(answers), hosts=HOSTS)
     assert f"[cluster.delta]\n{line}" in found.text and found.notes == notes
     assert cluster_file.parse_file(found.text, "cluster.toml")["delta"].gpu.keys() >= {"a100", "a40"}
 
 
-def test_where_nothing_can_be_asked() -> None:
+def test_errors_where_slurm_reports_nothing() -> None:
     """No Slurm, a Slurm that does not answer, a cluster without nodes for this user, a profile that does not exist."""
     with pytest.raises(InputError, match="there is no Slurm on this machine") as caught:
         discovery.compose(None, Slurm({}, "there is no sinfo on PATH"), hosts=HOSTS)
@@ -287,16 +287,16 @@ def test_where_nothing_can_be_asked() -> None:
     assert caught.value.hint == 'did you mean "delta"?'
 
 
-def test_commands_in_a_folder_of_their_own_are_named() -> None:
-    """A job under --export=NONE finds srun in the usual folders only."""
+def test_slurm_commands_in_an_unusual_folder() -> None:
+    """A job with --export=NONE finds srun in the usual folders only."""
     assert discovery.slurm_bin("/opt/slurm/bin/srun") == "/opt/slurm/bin"
     assert discovery.slurm_bin("/usr/bin/srun") == discovery.slurm_bin(None) == ""
     text, profile = made(site_facts.parse(BIG), slurm_bin="/opt/slurm/bin")
     assert profile.slurm_bin == "/opt/slurm/bin" and "not in the usual folders" in text
 
 
-def test_scratch_is_a_folder_that_is_there(tmp_path: Path) -> None:
-    """With the user's name left open, so that a group can share the file."""
+def test_scratch_is_an_existing_folder(tmp_path: Path) -> None:
+    """With {user} in place of the name, so that a group can share the file."""
     (tmp_path / "me" / "x").mkdir(parents=True)
     assert discovery.scratch("me", {"SCRATCH": f"{tmp_path}/me/x/"}) == f"{tmp_path}/{{user}}/x"
     assert discovery.scratch("me", {"SCRATCH": f"{tmp_path}/gone"}) == ""
@@ -309,7 +309,7 @@ def orchestrate(folder: Path, *argv: str, path: str = "/nowhere") -> subprocess.
     )
 
 
-def test_a_slurm_that_fails_is_told_with_its_exit_code(tmp_path: Path) -> None:
+def test_a_failing_slurm_command_is_reported_with_its_exit_code(tmp_path: Path) -> None:
     (tmp_path / "sinfo").write_text("#!/bin/sh\nexit 3\n")
     (tmp_path / "sinfo").chmod(0o755)
     done = orchestrate(tmp_path, "init", "--cluster", path=str(tmp_path))
@@ -317,7 +317,7 @@ def test_a_slurm_that_fails_is_told_with_its_exit_code(tmp_path: Path) -> None:
     assert not (tmp_path / "cluster.toml").exists()
 
 
-def test_the_verb_writes_and_never_overwrites_unasked(tmp_path: Path) -> None:
+def test_the_verb_overwrites_only_with_force(tmp_path: Path) -> None:
     """A shipped profile by name; again only with --force; the list; an option without its companion."""
     done = orchestrate(tmp_path, "init", "--cluster", "--profile", "leonardo")
     assert done.returncode == 0 and "to do in cluster.toml: account" in done.stderr

@@ -29,7 +29,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """With two A100 cards and two A30, so that every published row finds its own."""
+    """With two A100 and two A30, so that every published row has its cell."""
 
     gpus: tuple[Gpu, ...] = (Gpu("NVIDIA A100-SXM4-80GB"),) * 2 + (Gpu("NVIDIA A30"),) * 2
     cores: tuple[int, ...] = tuple(range(8))
@@ -41,7 +41,7 @@ def expand(text: str, *sets: str, profile: ClusterProfile | None = None) -> Matr
 
 
 def with_extensions(name: str) -> str:
-    """A study as it is when somebody has taken the # away."""
+    """A study with its extensions, whose # are removed."""
     head, _, rest = starter_studies.read(name).partition(EXTENSIONS)
     return head + "\n".join(line.removeprefix("# ") for line in rest.splitlines()[1:] if line != "#")
 
@@ -57,7 +57,7 @@ def refusals(cells: Sequence[Cell], profile: ClusterProfile | None, machine: Mac
 
 
 def listed(found: Matrix) -> str:
-    """A line a cell, its published figures below."""
+    """A line for each cell, its published figures below."""
     lines = []
     for cell in found.cells:
         lines.append(cell.label)
@@ -88,9 +88,8 @@ def test_each_published_row_is_one_cell(name: str) -> None:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_published_figures_match_only_the_cells_of_their_row_with_all_extensions(name: str) -> None:
-    """Not beside another batch or another way with the same strategy. From whatever weights: those of the study that
-    went on from ImageNet's are an extension, and the figures that it published do not depend on them. And of whatever share
-    of the data, which miniatures set."""
+    """Neither with another batch size nor with other options of the same strategy. Pretrained weights, an extension,
+    change none of the figures that the study published, nor does the share of the data, which miniatures set."""
 
     def rows(found: Matrix) -> list[tuple[str, dict[str, Any]]]:
         return [(f"{p.on} {p.figures}", work(cell)) for cell in found.cells for p in cell.published]
@@ -124,7 +123,7 @@ def test_a_machine_with_the_cards_runs_every_cell(name: str) -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("name", STUDIES)
 def test_no_package_is_missing_when_all_extras_are_installed(name: str) -> None:
-    """What plan would call "not available"."""
+    """For which plan would report "not available"."""
     here = Packages.of(None)
     for cell in expand(starter_studies.read(name)).cells:
         parts = (
@@ -136,8 +135,8 @@ def test_no_package_is_missing_when_all_extras_are_installed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_two_cores_run_all_of_it_in_miniature(name: str) -> None:
-    """The command in the file's head: one kind of device for all, the same numbers of them, figures still beside."""
+def test_two_cores_run_every_cell_in_miniature(name: str) -> None:
+    """The command at the top of the file: one kind of device, the same numbers, with published figures."""
     found = expand(starter_studies.read(name), "hardware=cpu", "epochs=1", "train_fraction=0.004", "test_fraction=0.02")
     assert all(ON_GPUS_ONLY in excluded.why for excluded in found.excluded)
     assert {cell.train.hardware for cell in found.cells} == {Hardware("cpu", 1), Hardware("cpu", 2)}
@@ -149,7 +148,7 @@ def test_two_cores_run_all_of_it_in_miniature(name: str) -> None:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_head_of_a_study_names_commands_that_work(name: str) -> None:
-    """Its own lines, as far as they can be asked without devices."""
+    """As far as they can be checked without devices."""
     head = starter_studies.read(name).partition("\n\nname")[0]
     lines = [line for line in head.splitlines() if "orchestrate submit --local" in line]
     (command,) = lines

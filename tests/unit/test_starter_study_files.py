@@ -21,13 +21,13 @@ def expand(text: str) -> Matrix:
 
 
 def test_demo_comes_first() -> None:
-    """It is what ``init`` writes when nobody says otherwise."""
+    """``init`` writes it by default."""
     assert starter_studies.names()[0] == "demo"
 
 
 @pytest.mark.parametrize("name", starter_studies.names())
-def test_every_study_plans_runs_and_says_what_it_is(name: str) -> None:
-    """Nothing in it is refused, nothing matches no cell, nothing stands twice."""
+def test_every_study_plans_runs_and_has_a_description(name: str) -> None:
+    """It has no errors, no condition without a cell, no duplicates."""
     found = expand(starter_studies.read(name))
     assert found.cells and not found.notes and not found.merged
     assert experiment.parse(starter_studies.read(name), "x").name == name
@@ -47,7 +47,7 @@ def test_the_demo_is_eager_on_one_core_and_ddp_on_two() -> None:
 
 
 def test_the_blocks_that_the_demo_shows_as_comments_work() -> None:
-    """A newcomer takes the ``#`` away and has an exclusion, an include with an option and a published figure."""
+    """Without the ``#`` they are an exclusion, an include with an option and a published figure."""
     head, marker, rest = starter_studies.read("demo").partition("# Not used here")
     assert marker
     blocks = "\n".join(line.removeprefix("# ") for line in rest.splitlines()[1:] if line != "#")

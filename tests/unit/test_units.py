@@ -1,4 +1,4 @@
-"""Times and memory are read as people mean them, and what may be read in two ways is refused."""
+"""Times and memory are read as people mean them; ambiguous texts are errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from orchestrator.units import (
     ],
 )
 def test_time_limits(text: str, seconds: int) -> None:
-    """Each accepted form has one meaning, which survives the trip through Slurm's form."""
+    """Each accepted form has one meaning, which Slurm's form keeps."""
     assert parse_time_limit(text) == seconds
     assert parse_time_limit(format_time_limit(seconds)) == seconds
 
@@ -64,8 +64,8 @@ def test_time_limits(text: str, seconds: int) -> None:
         ("٤:00:00", "is not a time limit", '"4:00:00"'),
     ],
 )
-def test_time_limits_that_are_refused(value: object, what: str, hint: str) -> None:
-    """The message says what is wrong, the hint what to write instead."""
+def test_invalid_time_limits(value: object, what: str, hint: str) -> None:
+    """The message names the error, the hint what to write instead."""
     with pytest.raises(QuantityError) as caught:
         parse_time_limit(value)
     assert what in caught.value.what
@@ -84,7 +84,7 @@ def test_time_limits_that_are_refused(value: object, what: str, hint: str) -> No
     ],
 )
 def test_memory(text: str, memory_bytes: int, slurm: str) -> None:
-    """Units are powers of 1024; Slurm gets whole units and never less than was asked."""
+    """Units are powers of 1024; Slurm gets whole units, rounded up."""
     assert parse_memory(text) == memory_bytes
     assert format_memory(memory_bytes) == slurm
 
@@ -103,8 +103,8 @@ def test_memory(text: str, memory_bytes: int, slurm: str) -> None:
         (None, "None is not an amount of memory", '"24G"'),
     ],
 )
-def test_memory_that_is_refused(value: object, what: str, hint: str) -> None:
-    """The message says what is wrong, the hint what to write instead."""
+def test_invalid_memory(value: object, what: str, hint: str) -> None:
+    """The message names the error, the hint what to write instead."""
     with pytest.raises(QuantityError) as caught:
         parse_memory(value)
     assert what in caught.value.what
