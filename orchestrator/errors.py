@@ -1,10 +1,10 @@
-"""The login side's leaves of the error tree, whose root and picture are in ``workloads.errors``.
+"""Errors of the login side; ``workloads.errors`` has their base classes.
 
 InputError
-├── ExperimentError      mistakes in experiment.toml, all of them at once
-└── ClusterError         mistakes in cluster.toml
+├── ExperimentError      mistakes in experiment.toml, reported together
+└── ClusterError         mistakes in cluster.toml, reported together
 OperationError
-├── CommandError         a command we ran failed; keeps argv, exit code, stdout and stderr
+├── CommandError         a command that we ran failed; has argv, exit code, stdout and stderr
 └── PartlyDoneError      some of the work was done                                     exit 3
 """
 
@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One mistake of a file."""
+    """One mistake in a file."""
 
     where: str
     """``experiment.toml: matrix.lr[1]``."""
@@ -39,7 +39,7 @@ class Mistake:
 
 
 class _FileError(InputError):
-    """All mistakes of one file, each located."""
+    """The mistakes in one file, each with its place."""
 
     def __init__(self, mistakes: Sequence[Mistake]) -> None:
         assert mistakes, "an error without a mistake"
@@ -64,7 +64,7 @@ class ClusterError(_FileError):
 
 
 class CommandError(OperationError):
-    """A command we ran failed; ``argv``, ``exit_code``, ``stdout`` and ``stderr`` are kept."""
+    """A command that we ran failed or did not end in time."""
 
     def __init__(self, argv: Sequence[str], exit_code: int | None, stdout: str, stderr: str, *, hint: str = "") -> None:
         self.argv = tuple(argv)

@@ -1,4 +1,4 @@
-"""Work on many small files: several at a time, as a network disk takes long for each and little longer for many."""
+"""Work on many small files in parallel: on a network disk, waiting for the server dominates."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ T = TypeVar("T")
 
 AT_A_TIME = 8
 FEW = 64
-"""For fewer no thread is worth its start."""
+"""With fewer items, starting threads takes longer than they save."""
 
 
 def for_each(work: Callable[[T], object], items: Sequence[T]) -> None:
-    """Do ``work`` for each item, in any order.
+    """Call ``work`` with each item, in any order.
 
     Raises:
-        Exception: what the first failing one raised; of the others some were done and some not.
+        Exception: the first failure; some of the other items are done then.
     """
     if len(items) < FEW:
         _one_by_one(work, items)

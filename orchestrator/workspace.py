@@ -1,4 +1,4 @@
-"""Where a command finds its files: resolved once, from options, environment variables and defaults."""
+"""Where a command finds its files, from options, environment variables and defaults."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ DEFAULT_DATABASE = "results.db"
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Absolute places of one invocation. Symbolic links are resolved, so a job sees the same paths."""
+    """The absolute paths of one command, with symbolic links resolved, as jobs see them."""
 
     runs: Path
     database: str
-    """An absolute file name, or a URL."""
+    """An absolute file name or a URL."""
     data_root: Path | None
     experiment: Path = field(default=DEFAULT_EXPERIMENT)
 
     @property
     def has_database(self) -> bool:
-        """Whether there may be one: a file of that name, or a server."""
+        """Whether a file of that name exists, or it is a server."""
         return "://" in self.database or Path(self.database).exists()
 
     @property
     def is_empty(self) -> bool:
-        """Whether no run was ever sent from here."""
+        """Whether nothing was submitted from here yet."""
         return not self.has_database and not self.runs.exists()
 
     @classmethod
@@ -50,30 +50,28 @@ class Workspace:
         )
 
     def with_data(self, folder: str) -> Workspace:
-        """With the data folder of a cluster file, empty where it has none, unless an option or the environment names
-        another.
-        """
+        """Return it with the data folder of a cluster file, unless an option or the environment names one."""
         if not folder or self.data_root is not None:
             return self
         return replace(self, data_root=Path(folder))
 
     @property
     def plan_file(self) -> Path:
-        """The plan that ``orchestrate plan`` leaves for ``orchestrate submit``: beside the runs folder."""
+        """The plan that ``orchestrate submit`` reads, beside the runs folder."""
         return self.runs.parent / "plan.json"
 
 
 def _absolute(given: str, what: str) -> Path:
-    """The resolved path.
+    """Return the resolved path.
 
     Raises:
-        InputError: it can lead nowhere.
+        InputError: it cannot be resolved.
     """
     try:
         return Path(os.path.expandvars(given)).expanduser().resolve()
     except FileNotFoundError as error:
         raise InputError("the working directory is gone", hint="cd to a folder that exists") from error
-    # Path's words for an unknown home and, before Python 3.13, for a loop of links.
+    # pathlib raises RuntimeError for an unknown home folder and, before Python 3.13, for a loop of symbolic links.
     except (OSError, RuntimeError) as error:
         why = error.strerror or "" if isinstance(error, OSError) else str(error).rstrip(".")
         raise InputError(f"{what} cannot be found by this name", where=given, why=why) from error

@@ -1,15 +1,15 @@
-"""The root of every error a user sees; both sides of the wire raise from here.
+"""Base classes of all errors that users see, on login nodes and in jobs.
 
 OrchestrateError
-├── InputError               what the user wrote or asked for is wrong            exit 2
-├── OperationError           the operation was fine, the world was not            exit 1
-└── JobError                 raised inside a job; carries a failure class for the store
-    ├── WrongHardwareError   the job was given other devices than the plan asked for
-    ├── DatasetError         the data set is missing, damaged or not the one that was planned
-    ├── CodeChangedError     code or packages are not those that were submitted
+├── InputError               what the user wrote or requested is wrong            exit 2
+├── OperationError           a disk, Slurm or another process failed              exit 1
+└── JobError                 raised in a job; has a failure class for the database
+    ├── WrongHardwareError   the job has other devices than planned
+    ├── DatasetError         the data set is missing, damaged or differs from the planned one
+    ├── CodeChangedError     code or packages differ from the submitted ones
     └── HangError            no progress for ``hang_timeout_s``
 
-The login side adds its own leaves in ``orchestrator.errors`` and ``db.errors``.
+The login side adds more in ``orchestrator.errors`` and ``db.errors``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import ClassVar
 
 
 class OrchestrateError(Exception):
-    """An error that says what is wrong, where, why, and what to do about it.
+    """An error with what is wrong, where, why, and how to fix it.
 
     Args:
-        what: one sentence, no trailing stop.
-        where: the place, as ``file: key`` or a path.
+        what: one sentence without a full stop.
+        where: ``file: key``, a path, or an option.
         why: the cause, when it is not evident from ``what``.
-        hint: what the user can do next, often a command.
+        hint: the fix, an imperative with a command or a key.
     """
 
     exit_code: ClassVar[int] = 1
@@ -37,7 +37,7 @@ class OrchestrateError(Exception):
         super().__init__(self.text())
 
     def text(self) -> str:
-        """The message on several lines, as the command line and the store show it."""
+        """Return the message on several lines, as the command line and the database show it."""
         head = f"{self.where}: {self.what}" if self.where else self.what
         lines = [head]
         if self.why:
@@ -51,35 +51,35 @@ class OrchestrateError(Exception):
 
 
 class InputError(OrchestrateError):
-    """What the user wrote or asked for cannot be done as written."""
+    """What the user wrote or requested is wrong."""
 
     exit_code = 2
 
 
 class OperationError(OrchestrateError):
-    """The request was fine; something in the world (disk, scheduler, process) failed."""
+    """The request is valid, but a disk, Slurm or another process failed."""
 
 
 class JobError(OrchestrateError):
-    """Raised inside a job. ``failure_class`` is the word that reaches the store as ``reason``."""
+    """Raised in a job; the database shows ``failure_class`` as ``reason``."""
 
     failure_class: ClassVar[str] = "program_error"
 
 
 class WrongHardwareError(JobError):
-    """The job was given something else than the plan asked for."""
+    """The job has other devices than planned."""
 
     failure_class = "wrong_hardware"
 
 
 class DatasetError(JobError):
-    """The data set is missing, damaged, or not the one that was planned."""
+    """The data set is missing, damaged, or differs from the planned one."""
 
     failure_class = "dataset"
 
 
 class CodeChangedError(JobError):
-    """The code or the packages that a job would run are not those that were submitted."""
+    """The code or the packages of a job differ from the submitted ones."""
 
     failure_class = "code_changed"
 

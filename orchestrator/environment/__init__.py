@@ -1,1 +1,1 @@
-"""What a job imports: the packages of its interpreter, its frozen code, wheels that no index offers."""
+"""What jobs import: the packages of their interpreter, the code snapshot, and wheels that no index offers."""

@@ -1,6 +1,6 @@
 """How to build Horovod's last release (0.28.1, of 2023) against current torch; see docs/horovod.md.
 
-Its own sources do not compile with torch 2.1 and newer, whose headers need C++17 and by now C++20.
+Its own sources do not compile with torch 2.1 and newer, whose headers need C++17, and C++20 in current releases.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DRY_RUN = ("--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull)
 _USUAL_CUDA = "/usr/local/cuda"
 _OLDEST_CMAKE = (3, 17)
 _MOST_JOBS = 8
-"""Each compiler of torch's headers takes about 1.5 GB; login nodes are shared."""
+"""A compiler needs about 1.5 GB for torch's headers, and login nodes are shared."""
 
 _EDITS = (
     Edit(
@@ -43,7 +43,7 @@ _EDITS = (
         "\nif (Pytorch_CUDA OR Pytorch_ROCM)",
         '\nif("$ENV{HOROVOD_WITHOUT_CUDA}" STREQUAL "1")\n    set(Pytorch_CUDA FALSE)\nendif()\n'
         "if (Pytorch_CUDA OR Pytorch_ROCM)",
-        "a wheel for the CPU must not need CUDA, although this torch and this machine have it",
+        "a wheel for the CPU must not need CUDA even if this torch and this machine have it",
     ),
 )
 
@@ -54,14 +54,14 @@ _COMMON = {
     "HOROVOD_WITHOUT_TENSORFLOW": "1",
     "HOROVOD_WITHOUT_MXNET": "1",
     "HOROVOD_CPU_OPERATIONS": "GLOO",
-    # gloo asks for a CMake older than CMake 4 still obeys.
+    # gloo requires a policy version that CMake 4.0 removed (its release notes: compatibility with CMake < 3.5).
     "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
-    # GCC 13 and newer no longer include these by way of others. The user's own flags are left out: they would change
-    # the wheel, but not its name in the cache.
+    # Standard headers of GCC 13 no longer include these (its porting guide). The user's own flags are not passed on:
+    # they would change the wheel, but not its name in the cache.
     "CXXFLAGS": "-include string -include cstdint -include memory -include functional",
 }
 
-_TRIAL = """
+_SMOKE_TEST = """
 import horovod.torch as hvd
 assert hvd.gloo_built(), "built without gloo"
 assert bool(hvd.nccl_built()) is {nccl}, "NCCL: %s" % hvd.nccl_built()
@@ -86,7 +86,7 @@ def _prepare(target: TargetPython, environment: Mapping[str, str], flavour: Flav
 
 def _missing(target: TargetPython, environment: Mapping[str, str]) -> list[str]:
     wanted = ["setuptools", *_RUNTIME]
-    # Since 70.1 setuptools makes wheels by itself.
+    # setuptools builds wheels without the package wheel since 70.1 (its changelog).
     if "setuptools" in target.packages and _numbers(target.packages["setuptools"]) < (70, 1):
         wanted.append("wheel")
     missing = [name for name in wanted if name not in target.packages]
@@ -112,7 +112,7 @@ def _check_compiler(environment: Mapping[str, str]) -> None:
     )
     if done.returncode != 0:
         raise OperationError(
-            "this compiler does not know C++20, which torch's headers are written in",
+            "this compiler does not support C++20, which torch's headers need",
             where=compiler,
             why=done.stderr.strip(),
             hint="GCC 10 or newer is needed: module load gcc, or name one in CXX",
@@ -120,7 +120,7 @@ def _check_compiler(environment: Mapping[str, str]) -> None:
 
 
 def _cuda(target: TargetPython, environment: Mapping[str, str]) -> dict[str, str]:
-    """Put nvcc where CMake (on PATH) and torch (in CUDA_HOME) look for it."""
+    """Return variables with which CMake (PATH) and torch (CUDA_HOME) find nvcc."""
     named = [home for name in ("CUDA_HOME", "CUDA_PATH") if (home := environment.get(name))]
     path = os.pathsep.join([*(f"{home}/bin" for home in named), environment["PATH"], f"{_USUAL_CUDA}/bin"])
     nvcc = shutil.which("nvcc", path=path)
@@ -138,14 +138,14 @@ def _cuda(target: TargetPython, environment: Mapping[str, str]) -> dict[str, str
             why=f"it says {found[0] if found else 'no release'}",
             hint=f"module load cuda/{target.cuda}, or name its folder in CUDA_HOME",
         )
-    # The nvcc on PATH may be a script elsewhere, beside which CMake would look for the toolkit's headers in vain.
+    # The nvcc on PATH may be a wrapper script outside the toolkit, and CMake looks for headers beside it.
     top = re.search(r"^#\$ TOP=(.+)$", _output([nvcc, *_DRY_RUN], environment), re.MULTILINE)
     toolkit = Path(top[1] if top else nvcc + "/../..").resolve()
     return {"PATH": f"{toolkit / 'bin'}{os.pathsep}{path}", "CUDA_HOME": str(toolkit)}
 
 
 def _nccl(target: TargetPython, scratch: Path) -> dict[str, str]:
-    """The NCCL that torch itself uses; elsewhere (conda, modules) CMake searches, or follows HOROVOD_NCCL_HOME."""
+    """Return variables for the NCCL of torch's own wheels; elsewhere CMake searches, or HOROVOD_NCCL_HOME names it."""
     named = {k: v for k, v in os.environ.items() if k.startswith("HOROVOD_NCCL_")}
     if named:
         return named
@@ -153,7 +153,7 @@ def _nccl(target: TargetPython, scratch: Path) -> dict[str, str]:
         folder = Path(path) / "nvidia" / "nccl"
         library = folder / "lib" / "libnccl.so.2"
         if library.exists() and (folder / "include" / "nccl.h").exists():
-            # The linker wants the plain name, which NVIDIA's wheel lacks.
+            # The linker looks for libnccl.so, which NVIDIA's wheel does not have.
             links = scratch / "nccl"
             links.mkdir()
             (links / "libnccl.so").symlink_to(library)
@@ -167,7 +167,7 @@ def _output(argv: list[str], environment: Mapping[str, str]) -> str:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """The first version number in a text."""
+    """Return the first version number in a text."""
     found = re.search(r"\d+(?:\.\d+)*", text)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
@@ -183,5 +183,5 @@ HOROVOD = Recipe(
     },
     version_variable="HOROVOD_LOCAL_VERSION",
     prepare=_prepare,
-    trial=lambda flavour: _TRIAL.format(nccl=flavour is Flavour.NCCL),
+    smoke_test=lambda flavour: _SMOKE_TEST.format(nccl=flavour is Flavour.NCCL),
 )

@@ -1,4 +1,4 @@
-"""What the job's interpreter has installed, asked through metadata only: nothing is imported there."""
+"""The packages of the jobs' interpreter, from their metadata: nothing is imported there."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from workloads.provenance.software import canonical_name, installed_packages, packages_digest
 
-_ASK = (
+_QUERY = (
     "import importlib.metadata as m, json;"
-    # Of several on the path, the first is the one that is imported.
+    # The first of several on the path is the one that is imported.
     "found = [(d.metadata['Name'], d.version) for d in m.distributions() if d.metadata['Name']];"
     "print(json.dumps(dict(reversed(found))))"
 )
-_ASK_BYTECODE = """
+_QUERY_BYTECODE = """
 import importlib.util, json, os, sys, tempfile
 spec = importlib.util.find_spec("torch")
 origin = (spec and spec.origin) or ""
@@ -37,12 +37,12 @@ print(json.dumps(facts | {"forbidden": sys.dont_write_bytecode, "writable": writ
 """
 _TIMEOUT_S = 30
 BUILT_HERE = frozenset({"horovod"})
-"""Distributions that ``orchestrate wheel`` makes."""
+"""Distributions that ``orchestrate wheel`` builds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """Distributions of one interpreter; ``versions`` is None when it could not be asked."""
+    """Distributions of one interpreter; ``versions`` is None if it could not be queried."""
 
     python: str
     versions: dict[str, str] | None
@@ -50,13 +50,13 @@ class Packages:
 
     @classmethod
     def of(cls, python: str | None) -> Packages:
-        """Ask an interpreter; None or our own path asks this one without a process."""
+        """Query an interpreter; None and our own path need no process."""
         if python is None or python == sys.executable:
             return cls(python or sys.executable, installed_packages())
         try:
             answer = subprocess.run(
-                # As a job sees it: without this shell's variables, with the user's own packages.
-                [python, "-E", "-P", "-c", _ASK],
+                # As a job: without PYTHON* variables of this shell (-E), with the user's site-packages.
+                [python, "-E", "-P", "-c", _QUERY],
                 capture_output=True,
                 text=True,
                 timeout=_TIMEOUT_S,
@@ -67,10 +67,10 @@ class Packages:
             return cls(python, None, f"{type(error).__name__}: {error}")
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Which of these distributions it lacks; none when it could not be asked.
+        """Return which of these distributions it lacks; none if it could not be queried.
 
         Args:
-            names: ``one|other`` is either of two, and told as the first.
+            names: ``one|other`` accepts either of two, and is returned as the first.
         """
         if self.versions is None:
             return []
@@ -78,7 +78,7 @@ class Packages:
         return sorted({way[0] for way in ways if not any(canonical_name(name) in self.versions for name in way)})
 
     def install_command(self, missing: Iterable[str]) -> str:
-        """The command that installs what is missing; a package that no index offers for this torch is built."""
+        """Return the command that installs what is missing, and builds what no index offers for this torch."""
         names = list(missing)
         plain = [name for name in names if name not in BUILT_HERE]
         commands = [f"{self.python} -m pip install {' '.join(plain)}"] if plain else []
@@ -88,24 +88,25 @@ class Packages:
 
     @property
     def digest(self) -> str:
-        """Digest of what may change a measurement; empty when it could not be asked."""
+        """Digest of the packages that may change a measurement; empty if it could not be queried."""
         if self.versions is None:
             return ""
         return packages_digest(self.versions)
 
 
 def find_missing_bytecode(python: str, env: Mapping[str, str]) -> tuple[str, str] | None:
-    """What is wrong, and what to do, when every rank must compile all of torch's modules before it imports them.
+    """Return what is wrong and how to fix it if every rank compiles all modules of torch when it starts, else None.
 
-    Compiled modules are kept beside the sources by whoever imports them first, unless that place is read-only or a
-    variable forbids it. None also when there is no torch in files, or nobody to ask.
+    Python caches compiled modules beside the sources (PEP 3147), unless that folder is read-only or
+    PYTHONDONTWRITEBYTECODE is set. None also without torch, and if the interpreter could not be queried.
 
     Args:
-        env: variables that a job has.
+        python: the jobs' interpreter.
+        env: the jobs' environment.
     """
     try:
         answer = subprocess.run(
-            [python, "-P", "-c", _ASK_BYTECODE],
+            [python, "-P", "-c", _QUERY_BYTECODE],
             env=dict(env),
             capture_output=True,
             text=True,
@@ -118,7 +119,7 @@ def find_missing_bytecode(python: str, env: Mapping[str, str]) -> tuple[str, str
         return None
     if not sources or kept or (writable and not forbidden):
         return None
-    what = f"{sources} has no compiled modules: every rank compiles them when it starts, for seconds"
+    what = f"{sources} has no compiled modules: every rank spends seconds on compiling them when it starts"
     if writable:
         tree = Path(sources) if sources.endswith(".py") else Path(sources).parent
         return what, shlex.join([python, "-m", "compileall", "-q", str(tree)])

@@ -1,12 +1,13 @@
-"""Freezing what a submission runs: packages from source trees are copied, what is installed is noted.
+"""Snapshots of the code of a submission: packages in source trees are copied, installed ones recorded by digest.
 
-What a job imports is found without importing it: ``workloads``, every plug-in, and from there whatever their sources
-name in import statements, as far as it lies in source trees. See ``workloads.provenance.code_snapshot`` for what is
-on disk and for the check in the job. Copies are named by their content, so taking the same code again writes nothing.
+What jobs import is found without importing it: ``workloads``, every plug-in, and what their sources import from source
+trees. ``workloads.provenance.code_snapshot`` describes the files and checks them in the job. A copy is named by its
+content, so a second snapshot of the same code writes nothing.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import json
@@ -38,27 +39,27 @@ if TYPE_CHECKING:
 OURS = "workloads"
 MAX_BYTES = 64 << 20
 MAX_FILES = 5_000
-"""Sources of more than that are no sources, and every submission would copy them to the runs folder."""
+"""Largest package that is copied; with more files or bytes, data lies in the package."""
 LARGE_FILE_BYTES = 8 << 20
-"""A larger file beside the sources is data: the copy links to it."""
+"""A larger file is data: the snapshot links to it."""
 _CACHES = frozenset({"__pycache__", "node_modules", "venv", "build", "dist"})
 _DATA_NAMES = frozenset({"data", "datasets", "runs", "checkpoints", "outputs", "wandb", "mlruns"})
-"""Folders of these names hold data, unless a Python file lies in them."""
+"""Folders of these names are data, unless they contain a Python file."""
 _PRUNE_AGE_S = 3600.0
-"""A younger snapshot may belong to a submit that has not recorded its runs yet."""
+"""A younger snapshot may belong to a submit that has not recorded its runs yet, seconds."""
 _IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+([A-Za-z_]\w*)|import[ \t]+([\w., \t]+))", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """The experiment file of a submission, byte for byte, and what replaced keys in it."""
+    """The experiment file of a submission, byte for byte, and its ``--set`` options."""
 
     content: bytes
     sets: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: Path, sets: Iterable[str] = ()) -> Experiment | None:
-        """None when it is gone meanwhile: the plan holds all that counts."""
+        """Return None if the file is gone: the plan has everything that matters."""
         try:
             return cls(path.read_bytes(), tuple(sets))
         except OSError:
@@ -76,28 +77,28 @@ class Experiment:
 def take(
     runs: Path, packages: Mapping[str, Mapping[str, str]], experiment: Experiment | None = None, *, before: str = ""
 ) -> str:
-    """Freeze the code as it is now; the name of the snapshot.
+    """Take a snapshot of the code, and return its name.
 
     Args:
-        runs: the runs folder, where it is kept.
-        packages: interpreter of jobs -> distributions that it has, with versions.
-        experiment: what is submitted; kept beside the code.
-        before: a snapshot whose experiment is kept, for runs that are sent again.
+        runs: the runs folder, which keeps it.
+        packages: interpreter of jobs -> its distributions, with versions.
+        experiment: kept with the code.
+        before: an earlier snapshot whose experiment is kept, for runs that are submitted again.
 
     Raises:
         InputError: sources are too large to be copied.
-        OperationError: they change all the time, or cannot be read.
+        OperationError: sources cannot be read, or change while they are copied.
     """
     sources, installed = _found()
     folder = snapshots_folder(runs)
     folder.mkdir(parents=True, exist_ok=True)
     entries = _entries(sources)
-    with _readable():
-        frozen_now = _digests(entries, runs)
-    code = _name(sorted(frozen_now.items())) if frozen_now else ""
+    with _report_unreadable():
+        frozen = _digests(entries, runs)
+    code = _name(sorted(frozen.items())) if frozen else ""
     manifest = Manifest(
         code=code,
-        frozen=frozen_now,
+        frozen=frozen,
         installed={name: code_snapshot.installed_digest(name) for name in sorted(installed)},
         packages={python: software.measured_versions(versions) for python, versions in sorted(packages.items())},
         experiment=experiment.digest if experiment else _experiment_of(runs, before),
@@ -108,8 +109,7 @@ def take(
 
 
 def code_digest(train: TrainConfig, runs: Path) -> str:
-    """Digest of all sources that carry out a run as they are now: ours, and the plug-ins that it uses, with what those
-    import from source trees.
+    """Return the digest of the sources that execute a run: ours, its plug-ins, and what these import from source trees.
 
     Raises:
         InputError: a plug-in is too large to be copied.
@@ -122,29 +122,29 @@ def code_digest(train: TrainConfig, runs: Path) -> str:
 @cache
 def _code_digest(packages: tuple[str, ...], runs: Path) -> str:
     sources, installed = _closure(packages)
-    with _readable():
+    with _report_unreadable():
         found = _digests(_entries(sources), runs) | {name: code_snapshot.installed_digest(name) for name in installed}
     return hashlib.sha256(json.dumps([software.code_digest(), sorted(found.items())]).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager
-def _readable() -> Iterator[None]:
+def _report_unreadable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise OperationError(
             f"a source cannot be read: {error.strerror or error}",
             where=str(error.filename or ""),
-            hint="what jobs import must be readable when it is submitted",
+            hint="make it readable for you: jobs import it",
         ) from error
 
 
 def retake(runs: Path, before: str, *, local: bool) -> str:
-    """Freeze the code as it is now for runs that were sent before, with what their interpreters have now.
+    """Take a snapshot for runs that are submitted again, with the packages that their interpreters have now.
 
     Args:
         runs: the runs folder.
-        before: the snapshot they had; empty when they had none.
+        before: their earlier snapshot; empty if they had none.
         local: whether they run on this machine, with this interpreter.
     """
     pythons: Iterable[str] = [sys.executable] if local else []
@@ -156,7 +156,7 @@ def retake(runs: Path, before: str, *, local: bool) -> str:
 
 
 def renew(runs: Path, snapshot: str) -> bool:
-    """Whether a snapshot is there, so that more runs may be sent with it; then it is as young as a new one."""
+    """Return whether a snapshot exists for more runs, and protect it from ``clean`` like a new one."""
     if not snapshot:
         return False
     try:
@@ -169,7 +169,7 @@ def renew(runs: Path, snapshot: str) -> bool:
 
 
 def find_unneeded(runs: Path, needed: Iterable[str]) -> list[Path]:
-    """Folders of snapshots that none of these names; what is young is left alone."""
+    """Return the folders of old snapshots other than the needed ones."""
     keep = set(needed)
     for name in list(keep):
         with contextlib.suppress(OSError, ValueError):
@@ -185,7 +185,7 @@ def find_unneeded(runs: Path, needed: Iterable[str]) -> list[Path]:
 
 
 def is_old(path: Path) -> bool:
-    """Whether a folder of a snapshot was not taken, or taken again, for so long that no submit is at it."""
+    """Return whether a snapshot's folder is too old to belong to a submit that is not finished."""
     try:
         return time.time() - path.stat().st_mtime > _PRUNE_AGE_S
     except OSError:
@@ -196,11 +196,11 @@ def is_old(path: Path) -> bool:
 
 
 def _found() -> tuple[dict[str, list[Path]], set[str]]:
-    """Places by importable name (or by a distribution's metadata) in source trees, and names of installed packages."""
+    """Return name -> places of what is copied (packages, modules, metadata), and the names of installed packages."""
     points = registry.entry_points()
     sources, installed = _closure([OURS, *(point.module.partition(".")[0] for point in points)])
     if OURS in installed and OURS in dict(own_packages.shadowing()):
-        # Jobs do not import orchestrator, so they find another project's package first, unless a copy precedes it.
+        # Jobs do not import orchestrator, so they would find another project's package first.
         installed.remove(OURS)
         sources[OURS] = code_snapshot.origins(OURS)
     for metadata in filter(None, map(_metadata, points)):
@@ -210,7 +210,7 @@ def _found() -> tuple[dict[str, list[Path]], set[str]]:
 
 
 def _closure(names: Iterable[str]) -> tuple[dict[str, list[Path]], set[str]]:
-    """These packages, and what sources of theirs import from source trees."""
+    """Return name -> places of packages in source trees, with what they import from there, and the installed ones."""
     sources: dict[str, list[Path]] = {}
     installed: set[str] = set()
     todo = list(names)
@@ -221,7 +221,7 @@ def _closure(names: Iterable[str]) -> tuple[dict[str, list[Path]], set[str]]:
         places = [place for place in code_snapshot.origins(name) if code_snapshot.in_source_tree(place)]
         if places:
             sources[name] = places
-            # Our own package imports nothing else from source trees: a test holds it to that.
+            # Ours imports nothing else from source trees (tests/unit/test_imports.py).
             todo += [] if name == OURS else sorted(_imported(places))
         else:
             installed.add(name)
@@ -229,19 +229,19 @@ def _closure(names: Iterable[str]) -> tuple[dict[str, list[Path]], set[str]]:
 
 
 def _metadata(point: EntryPoint) -> Path | None:
-    """The folder that makes a plug-in known, for jobs whose interpreter may not know it."""
+    """Return the folder with a plug-in's entry points, for jobs whose interpreter may not have it."""
     path = getattr(point.dist, "_path", None)
     return path if isinstance(path, Path) and path.name.endswith(METADATA_SUFFIX) and path.is_dir() else None
 
 
 def _goes_with(metadata: Path, sources: Mapping[str, list[Path]]) -> bool:
-    """Whether a distribution's metadata names a module that is copied."""
+    """Return whether a distribution's entry points name a module that is copied."""
     text = (metadata / "entry_points.txt").read_text(encoding="utf-8")
     return any(re.search(rf"=\s*{re.escape(name)}\b", text) for name in sources)
 
 
 def _imported(places: Iterable[Path]) -> set[str]:
-    """Top-level names in source trees that the sources of a package import somewhere."""
+    """Return the top-level names in source trees that a package's sources import."""
     named: dict[str, list[bytes]] = {}
     for place in places:
         for path in place.rglob("*.py") if place.is_dir() else [place]:
@@ -254,15 +254,13 @@ def _imported(places: Iterable[Path]) -> set[str]:
     found = set()
     for name in named.keys() - sys.stdlib_module_names - {"", OURS}:
         outside = [place for place in code_snapshot.origins(name) if code_snapshot.in_source_tree(place)]
-        # A line of prose may begin with "import" or "from" too, and a folder of that name may be anything.
-        if outside and any(_really_imports(content, name) for content in named[name]):
+        # The pattern matches prose too; parsing every file would take seconds for a large package.
+        if outside and any(_imports_name(content, name) for content in named[name]):
             found.add(name)
     return found
 
 
-def _really_imports(content: bytes, name: str) -> bool:
-    import ast
-
+def _imports_name(content: bytes, name: str) -> bool:
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):
@@ -279,7 +277,7 @@ def _really_imports(content: bytes, name: str) -> bool:
 
 
 def _entries(sources: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
-    """Name below the folder of copies -> where it comes from; several places make up a namespace package."""
+    """Return name in the snapshot -> its places; a namespace package has several (PEP 420)."""
     return {
         (name + place.suffix if place.is_file() else name): [p for p in places if p.is_file() == place.is_file()]
         for name, places in sorted(sources.items())
@@ -289,7 +287,7 @@ def _entries(sources: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
 
 @dataclass(slots=True)
 class _Budget:
-    """What may still be copied."""
+    """Counts what is copied of one package."""
 
     root: Path
     num_files: int = 0
@@ -300,15 +298,15 @@ class _Budget:
         self.num_bytes += size
         if self.num_files > MAX_FILES or self.num_bytes > MAX_BYTES:
             raise InputError(
-                "the sources that jobs import from here are too large to be frozen",
+                "the sources that jobs import from here are too large to be copied",
                 where=str(self.root),
-                why=f"more than {MAX_FILES:,} files or {MAX_BYTES >> 20} MiB, and every submission keeps a copy",
-                hint="move data out of the package, or install it without -e: what is installed is checked, not copied",
+                why=f"more than {MAX_FILES:,} files or {MAX_BYTES >> 20} MiB, and every submit copies them",
+                hint="move data out of the package, or install it without -e: installed packages are not copied",
             )
 
 
 def _content(places: Iterable[Path], runs: Path) -> Iterator[tuple[str, Path, bool]]:
-    """Relative name, file and whether the copy only links to it, of what belongs to an entry; in order."""
+    """Yield relative name, file, and whether the snapshot links to it, for everything in an entry."""
     for place in places:
         budget = _Budget(place)
         if place.is_file():
@@ -339,7 +337,7 @@ def _content(places: Iterable[Path], runs: Path) -> Iterator[tuple[str, Path, bo
 
 
 def _is_data(entry: os.DirEntry[str]) -> bool:
-    """Whether a folder holds data: by its name, or because it lies elsewhere; never one with Python in it."""
+    """Return whether a folder is data: by its name or as a symbolic link, and without a Python file."""
     if not entry.is_symlink() and entry.name not in _DATA_NAMES:
         return False
     with os.scandir(entry.path) as below:
@@ -347,7 +345,7 @@ def _is_data(entry: os.DirEntry[str]) -> bool:
 
 
 def _digests(entries: Mapping[str, list[Path]], runs: Path) -> dict[str, str]:
-    """What ``code_snapshot.digest`` will say of each copy."""
+    """Return the digest that ``code_snapshot.digest`` will give for each copy."""
     found = {}
     for name, places in entries.items():
         content: dict[str, bytes] = {}
@@ -362,7 +360,7 @@ def _digests(entries: Mapping[str, list[Path]], runs: Path) -> dict[str, str]:
 
 
 def _keep_code(manifest: Manifest, entries: Mapping[str, list[Path]], runs: Path) -> None:
-    """Copy, unless a whole copy is there; a damaged one is replaced.
+    """Copy the sources unless an undamaged copy exists.
 
     Raises:
         OperationError: a source changed while it was copied.
@@ -374,7 +372,7 @@ def _keep_code(manifest: Manifest, entries: Mapping[str, list[Path]], runs: Path
             if all(code_snapshot.digest(folder / name) == digest for name, digest in manifest.frozen.items()):
                 os.utime(folder)
                 return
-        _set_aside(folder)
+        _remove_damaged(folder)
     copy = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".code."))
     try:
         copy.chmod(0o755)
@@ -391,9 +389,9 @@ def _keep_code(manifest: Manifest, entries: Mapping[str, list[Path]], runs: Path
                     target.chmod(0o444)
         if any(code_snapshot.digest(copy / name) != digest for name, digest in manifest.frozen.items()):
             raise OperationError(
-                "the sources changed while they were frozen",
+                "the sources changed while they were copied",
                 where=", ".join(str(place) for places in entries.values() for place in places),
-                hint="submit again when they are at rest",
+                hint="retry when the files have stopped changing",
             )
         with contextlib.suppress(OSError):  # another submit was faster
             copy.rename(folder)
@@ -401,8 +399,8 @@ def _keep_code(manifest: Manifest, entries: Mapping[str, list[Path]], runs: Path
         shutil.rmtree(copy, ignore_errors=True)
 
 
-def _set_aside(folder: Path) -> None:
-    """A job may be reading it, and what it reads is wrong: it goes away at once, whole."""
+def _remove_damaged(folder: Path) -> None:
+    """Remove a damaged copy at once: a job that reads it file by file must not mix it with the new one."""
     aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".damaged."))
     with contextlib.suppress(OSError):
         folder.rename(aside / folder.name)
@@ -427,7 +425,7 @@ def _keep_manifest(manifest: Manifest, runs: Path, experiment: Experiment | None
 
 
 def _keep_commit(place: Path) -> None:
-    """Note the commit that the code is of: once, and again as long as it is of none."""
+    """Record the Git commit; again as long as the recorded state had uncommitted changes."""
     path = place / "git.json"
     with contextlib.suppress(OSError, ValueError):
         if not json.loads(path.read_text(encoding="utf-8"))["dirty"]:

@@ -1,4 +1,4 @@
-"""Wheels that were built, kept by all that decides what they are; built at most once, whoever asks at a time."""
+"""The cache of built wheels. Two processes that need the same wheel build it once."""
 
 from __future__ import annotations
 
@@ -30,50 +30,53 @@ class Wheel:
 
 
 def cache_folder(named: Path | None) -> Path:
-    """Where wheels are kept: below the named folder, or below the user's cache."""
+    """Return the folder of wheels: below the named one, or below the user's cache."""
     if named is None:
-        # The XDG specification: unset, empty and relative all mean the default.
+        # XDG Base Directory Specification: unset, empty and relative all mean the default.
         base = Path(os.environ.get("XDG_CACHE_HOME", ""))
         named = (base if base.is_absolute() else Path.home() / ".cache") / "orchestrate"
     return named.expanduser().absolute() / "wheels"
 
 
-def cached(order: WheelSpec, cache: Path) -> Path | None:
-    """The wheel, if a whole one is in the cache."""
-    whole = [p for p in (cache / order.key).glob("*.whl") if zipfile.is_zipfile(p)]
-    return whole[0] if whole else None
+def cached(spec: WheelSpec, cache: Path) -> Path | None:
+    """Return the wheel if an undamaged one is in the cache."""
+    undamaged = [p for p in (cache / spec.key).glob("*.whl") if zipfile.is_zipfile(p)]
+    return undamaged[0] if undamaged else None
 
 
-def get_wheel(order: WheelSpec, cache: Path, *, sdist: Path | None, report: Report, wait_s: float = 1800) -> Wheel:
-    """Find the wheel in the cache, or build it there. Two calls at once build it once.
+def get_wheel(spec: WheelSpec, cache: Path, *, sdist: Path | None, report: Report, wait_s: float = 1800) -> Wheel:
+    """Return the wheel from the cache, built there if it is missing.
 
     Args:
-        sdist: the package's source archive, for machines without network; None: fetched by pip once, then kept.
-        wait_s: how long to wait for another process that is building the same wheel.
+        spec: which wheel.
+        cache: the folder of wheels.
+        sdist: the source archive, for machines without network; None downloads it once.
+        report: takes progress.
+        wait_s: how long to wait for another process that builds the same wheel, seconds.
 
     Raises:
         InputError: ``sdist`` is not the file that the recipe is for.
-        OperationError: a tool or package is missing, the build failed, or another build did not end in time.
+        OperationError: a tool or package is missing, the build failed, or another process did not finish it in time.
     """
-    found = cached(order, cache)
+    found = cached(spec, cache)
     if found:
         return Wheel(found, built=False)
     if sdist is not None:
-        check_sdist(order.recipe, sdist)
-    folder = cache / order.key
+        check_sdist(spec.recipe, sdist)
+    folder = cache / spec.key
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(cache / f"{order.key}.lock", wait_s, report):
-            found = cached(order, cache)  # another process may have built it meanwhile
+        with _locked(cache / f"{spec.key}.lock", wait_s, report):
+            found = cached(spec, cache)  # another process may have built it meanwhile
             if found:
                 return Wheel(found, built=False)
             with tempfile.TemporaryDirectory(prefix="orchestrate-wheel-", ignore_cleanup_errors=True) as scratch:
-                built = Build(order, Path(scratch), folder / "build.log", report).run(sdist, cache / "sources")
+                built = Build(spec, Path(scratch), folder / "build.log", report).run(sdist, cache / "sources")
                 write_bytes(folder / built.name, built.read_bytes())
                 return Wheel(folder / built.name, built=True)
     except OSError as error:
         raise OperationError(
-            "the wheel could not be made: a file could not be written or read",
+            "the wheel could not be built: a file could not be written or read",
             where=str(error.filename or cache),
             why=error.strerror or str(error),
             hint="--cache or ORCHESTRATE_CACHE names another cache, TMPDIR another folder to build in",
@@ -81,10 +84,10 @@ def get_wheel(order: WheelSpec, cache: Path, *, sdist: Path | None, report: Repo
 
 
 def install(wheel: Path, target: TargetPython) -> None:
-    """Install a wheel and what it depends on into the target; nothing to do when this very build is there.
+    """Install a wheel and its dependencies into the target, unless this very build is installed.
 
     Raises:
-        CommandError: pip refused.
+        CommandError: pip failed.
     """
     argv = [*pip(target.python, target), "install", str(wheel)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
@@ -96,12 +99,12 @@ def install(wheel: Path, target: TargetPython) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path, wait_s: float, report: Report) -> Iterator[None]:
-    """Hold a lock file, waiting a bounded time; it frees itself when its holder ends, however that is.
+    """Hold a lock file, after waiting for a limited time. The kernel frees it when its holder ends (flock(2)).
 
-    Where the file system has no locks we go on without: two builds cost time, and the cache is written by rename.
+    On a file system without locks, go on: a second build costs time only, as wheels are written by rename.
     """
     deadline = time.monotonic() + wait_s
-    told = False
+    reported = False
     with path.open("a+", encoding="utf-8") as stream:
         while True:
             try:
@@ -114,14 +117,14 @@ def _locked(path: Path, wait_s: float, report: Report) -> Iterator[None]:
                     raise OperationError(
                         f"{holder} has been building the same wheel for more than {wait_s:.0f} s",
                         where=str(path),
-                        hint="end it, or wait for it and repeat the command",
+                        hint="end it, or repeat the command when it has finished",
                     ) from None
-                if not told:
+                if not reported:
                     report(f"waiting for {holder}, which is building the same wheel")
-                    told = True
+                    reported = True
                 time.sleep(min(0.2, max(0.0, deadline - time.monotonic())))
             except OSError as error:
-                report(f"{path.parent} cannot lock files ({error.strerror}); going on without a lock")
+                report(f"{path.parent} cannot lock files ({error.strerror}); continuing without a lock")
                 break
         stream.truncate(0)
         stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")

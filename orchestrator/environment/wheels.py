@@ -1,7 +1,7 @@
-"""What a wheel is that no index offers for the installed torch: from which sources, how changed, for which Python.
+"""Wheels that no index offers for the installed torch: their sources, edits, settings and target interpreter.
 
-``wheel_cache`` finds or makes it, ``wheel_build`` builds it; what is particular to one package stands in its recipe
-(``horovod_recipe``). The interpreter that the wheel is for is asked in a subprocess: no framework is imported here.
+``wheel_cache`` finds or builds a wheel, ``wheel_build`` does the build, and a recipe such as ``horovod_recipe`` holds
+what is special about one package. A subprocess queries the target interpreter, so no framework is imported here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from orchestrator.errors import InputError
 from workloads.provenance.software import canonical_name
 
-_ASK = """
+_QUERY = """
 import importlib.metadata, importlib.util, json, os, platform, runpy, sys, sysconfig
 sys.path[:] = [p for p in sys.path if p]  # not the current folder
 own = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
@@ -40,14 +40,14 @@ print(json.dumps({
     "packages": {d.metadata["Name"]: d.version for d in reversed(named)},
 }))
 """
-_ASK_TIMEOUT_S = 60
+_QUERY_TIMEOUT_S = 60
 
 
 class Flavour(StrEnum):
-    """What moves the tensors of GPUs."""
+    """Which library communicates tensors on GPUs."""
 
     CPU = "cpu"
-    """Nothing: the wheel knows no GPU."""
+    """None: the wheel has no GPU support."""
     NCCL = "nccl"
 
 
@@ -64,7 +64,7 @@ class TargetPython:
     cuda: str
     """The CUDA version torch was built with; empty: built without."""
     include: str
-    """Where Python.h should be."""
+    """Folder of Python.h."""
     scripts: str
     paths: tuple[str, ...]
     """Its import path without the standard library."""
@@ -73,24 +73,25 @@ class TargetPython:
 
     @classmethod
     def query(cls, python: Path) -> TargetPython:
-        """Ask an interpreter what it has.
+        """Query an interpreter.
 
         Raises:
-            InputError: it is not there, does not answer, or has no torch.
+            InputError: it does not exist, does not answer, or has no torch.
         """
         found = shutil.which(python)
         if found is None:
             raise InputError("no such program", where=f"--python {python}", hint="name the interpreter of your jobs")
-        path = str(Path(found).absolute())  # not resolved: a virtual environment is known by its symbolic link
+        # Not resolved: Python finds its virtual environment by the path it is started with (PEP 405).
+        path = str(Path(found).absolute())
         try:
             answer = subprocess.run(
-                [path, "-c", _ASK], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=True
+                [path, "-c", _QUERY], capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True
             )
             facts = json.loads(answer.stdout)
         except subprocess.CalledProcessError as error:
-            raise InputError("this Python could not be asked", where=path, why=error.stderr.strip()) from error
+            raise InputError("this Python could not be queried", where=path, why=error.stderr.strip()) from error
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            raise InputError("this Python could not be asked", where=path, why=str(error)) from error
+            raise InputError("this Python could not be queried", where=path, why=str(error)) from error
         if not facts["torch"]:
             raise InputError(
                 "this Python has no torch, and the wheel is built against it",
@@ -103,22 +104,22 @@ class TargetPython:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One change of the sources."""
+    """One edit of the sources."""
 
     file: str
     old: str
-    """Must be there exactly once."""
+    """Must occur exactly once."""
     new: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class BuildNeeds:
-    """What a recipe adds for one build."""
+    """What a recipe adds to one build."""
 
     environment: Mapping[str, str]
     packages: Sequence[str]
-    """Requirements the build must see and the target lacks."""
+    """Build requirements that the target lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,17 +131,16 @@ class Recipe:
     sdist_sha256: str
     edits: tuple[Edit, ...]
     settings: Mapping[Flavour, Mapping[str, str]]
-    """Environment variables that decide what is built."""
+    """Environment variables of the build that change its result."""
     version_variable: str
-    """The variable through which its ``setup.py`` takes a local version."""
+    """Environment variable from which its ``setup.py`` takes a local version."""
     prepare: Callable[[TargetPython, Mapping[str, str], Flavour, Path], BuildNeeds]
-    """(target, environment, flavour, scratch folder) -> what this build needs besides. Raises OperationError naming a
-    tool that is missing."""
-    trial: Callable[[Flavour], str]
-    """A Python program that fails unless the installed wheel works and has this flavour."""
+    """(target, environment, flavour, scratch folder) -> build needs; raises OperationError for a missing tool."""
+    smoke_test: Callable[[Flavour], str]
+    """Python program that fails unless the installed wheel works and has this flavour."""
 
     def digest(self, environment: Mapping[str, str]) -> str:
-        """Changes when the sources, the edits or the settings do."""
+        """Digest of sources, edits and settings."""
         edits = [asdict(edit) for edit in self.edits]
         content = json.dumps([self.sdist_sha256, edits, sorted(environment.items())])
         return hashlib.sha256(content.encode()).hexdigest()[:8]
@@ -148,7 +148,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class WheelSpec:
-    """A wheel that is wanted: all that its name in the cache says."""
+    """A wheel to find or build: everything its name in the cache identifies."""
 
     recipe: Recipe
     target: TargetPython
@@ -156,14 +156,14 @@ class WheelSpec:
 
     @classmethod
     def of(cls, recipe: Recipe, target: TargetPython, flavour: Flavour | None) -> WheelSpec:
-        """Decide the flavour: NCCL where torch has CUDA, unless told otherwise.
+        """Choose the flavour: NCCL if torch has CUDA, unless one is given.
 
         Raises:
             InputError: NCCL is wanted for a torch without CUDA.
         """
         if flavour is Flavour.NCCL and not target.cuda:
             raise InputError(
-                f"torch {target.torch} of {target.python} was built without CUDA, so a wheel with NCCL cannot be made",
+                f"torch {target.torch} of {target.python} was built without CUDA, so a wheel with NCCL cannot be built",
                 where="--nccl",
                 hint="install a torch with CUDA there, or use --cpu",
             )
@@ -175,20 +175,20 @@ class WheelSpec:
 
     @property
     def local_version(self) -> str:
-        """Tells this build from others of the same release, so that pip replaces one by the other."""
+        """Local version (PEP 440) that differs between builds of one release, so that pip replaces one by the other."""
         torch = re.sub(r"[^a-z0-9]+", ".", self.target.torch.lower()).strip(".")
         return f"torch{torch}.{self.flavour}.{self.recipe.digest(self.settings)}"
 
     @property
     def key(self) -> str:
-        """Name of this wheel's folder in the cache."""
+        """Folder of this wheel in the cache."""
         t, r = self.target, self.recipe
         gpu = f"nccl-cuda{t.cuda}" if self.flavour is Flavour.NCCL else "cpu"
         return f"{r.name}-{r.version}-torch{t.torch}-{gpu}-{t.tag}-{t.machine}-{r.digest(self.settings)}"
 
 
 def check_sdist(recipe: Recipe, path: Path) -> None:
-    """Raises InputError unless this is the source archive that the recipe is for."""
+    """Raise InputError unless this is the source archive of the recipe."""
     try:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -199,9 +199,9 @@ def check_sdist(recipe: Recipe, path: Path) -> None:
             f"this is not the source archive of {recipe.name} {recipe.version}",
             where=str(path),
             why=f"its SHA-256 is {digest}, expected {recipe.sdist_sha256}",
-            hint=f"get it on a machine with network: {fetch_by_hand(recipe)}",
+            hint=f"get it on a machine with network: {download_command(recipe)}",
         )
 
 
-def fetch_by_hand(recipe: Recipe) -> str:
+def download_command(recipe: Recipe) -> str:
     return f"pip download --no-deps --no-binary :all: {recipe.name}=={recipe.version}"

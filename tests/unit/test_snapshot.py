@@ -101,12 +101,12 @@ def test_too_much_is_refused_with_a_remedy(tmp_path: Path, plugin: Path, monkeyp
     monkeypatch.setattr(snapshot, "OURS", "frosty_ways")
     (plugin / "b.py").write_text("")
     (plugin / "c.py").write_text("")
-    with pytest.raises(InputError, match="too large to be frozen") as refused:
+    with pytest.raises(InputError, match="too large to be copied") as refused:
         name_of(tmp_path)
     assert str(plugin) in refused.value.text() and "install it without -e" in refused.value.hint
     (plugin / "c.py").unlink()
     (plugin / "b.py").write_bytes(b"#" * 1001)
-    with pytest.raises(InputError, match="too large to be frozen"):
+    with pytest.raises(InputError, match="too large to be copied"):
         name_of(tmp_path)
     assert list((tmp_path / "runs" / "snapshots").iterdir()) == []
 
@@ -119,9 +119,9 @@ def test_sources_that_change_while_they_are_copied(
     monkeypatch.setattr(
         snapshot.shutil, "copyfile", lambda a, b: ((plugin / "__init__.py").write_text("B"), real(a, b))[1]
     )
-    with pytest.raises(OperationError, match="changed while they were frozen") as refused:
+    with pytest.raises(OperationError, match="changed while they were copied") as refused:
         name_of(tmp_path)
-    assert "at rest" in refused.value.hint
+    assert "stopped changing" in refused.value.hint
     assert list((tmp_path / "runs" / "snapshots").glob("*code*")) == []
 
 

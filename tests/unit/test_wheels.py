@@ -70,7 +70,7 @@ def recipe(sdist: Path) -> Recipe:
         settings={Flavour.CPU: {"FAKEPKG_GPU": "0"}, Flavour.NCCL: {"FAKEPKG_GPU": "1"}},
         version_variable="FAKEPKG_LOCAL",
         prepare=lambda target, *_: BuildNeeds({}, [] if "setuptools" in target.packages else ["setuptools"]),
-        trial=lambda _: TRIAL,
+        smoke_test=lambda _: TRIAL,
     )
 
 
@@ -177,7 +177,7 @@ def test_a_wheel_that_does_not_work_is_not_kept(
     tmp_path: Path, recipe: Recipe, sdist: Path, target: TargetPython, get_wheel: Callable[..., wheel_cache.Wheel]
 ) -> None:
     wheel_spec = WheelSpec.of(replace(recipe, edits=()), target, Flavour.CPU)
-    with pytest.raises(OperationError, match=r"trying the wheel.*(?s:.*)AssertionError: 14"):
+    with pytest.raises(OperationError, match=r"testing the wheel.*(?s:.*)AssertionError: 14"):
         get_wheel(wheel_spec, sdist)
     assert wheel_cache.cached(wheel_spec, tmp_path / "cache") is None
 
@@ -313,7 +313,7 @@ def test_a_python_without_torch_or_without_pip(tmp_path: Path, monkeypatch: pyte
     assert caught.value.where == str(python)
     with pytest.raises(InputError, match="no such program"):
         TargetPython.query(tmp_path / "nothing")
-    with pytest.raises(InputError, match="could not be asked"):
+    with pytest.raises(InputError, match="could not be queried"):
         TargetPython.query(Path("/bin/false"))
     (tmp_path / "site" / "torch").mkdir(parents=True)
     (tmp_path / "site" / "torch" / "version.py").write_text("__version__ = '9.1.0'\n")
@@ -380,7 +380,7 @@ def test_horovod_names_what_is_missing(
     """Each tool that a build needs is looked for before anything is fetched, and its absence says what to do."""
     with pytest.raises(OperationError, match=r"compiler .* and make are needed"):
         HOROVOD.prepare(ready, tools(), Flavour.CPU, tmp_path)
-    with pytest.raises(OperationError, match=r"does not know C\+\+20(?s:.*)unrecognized(?s:.*)module load gcc"):
+    with pytest.raises(OperationError, match=r"does not support C\+\+20(?s:.*)unrecognized(?s:.*)module load gcc"):
         HOROVOD.prepare(ready, tools(make="", **{"c++": "echo unrecognized option >&2; exit 1"}), Flavour.CPU, tmp_path)
     environment = tools(**{"c++": ""})
     with pytest.raises(OperationError, match=r"Python.h"):
