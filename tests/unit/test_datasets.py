@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
-from workloads import registry
+from workloads import datasets, models, registry
 from workloads.contract import Hardware, TrainConfig
 from workloads.datasets import digits, synthetic
 from workloads.datasets.shared import file_tasks
@@ -25,10 +27,13 @@ def config(dataset: str, **fields: object) -> TrainConfig:
     return TrainConfig(model="cnn", dataset=dataset, strategy="eager", hardware=Hardware("cpu", 1), cpus=1, **fields)  # type: ignore[arg-type]
 
 
-def test_the_four_data_sets_are_found_by_name_and_family() -> None:
-    found = registry.datasets()
-    assert {"digits", "mnist", "synthetic", "imagefolder/*"} <= set(found)
-    assert registry.find(found, "imagefolder/cifar10") is found["imagefolder/*"]
+@pytest.mark.parametrize(("package", "found"), [(datasets, registry.datasets()), (models, registry.models())])
+def test_each_file_is_found_by_its_name_or_family(package: ModuleType, found: dict[str, Any]) -> None:
+    """Adding a data set or model is one file; shared parts are in folders."""
+    files = {path.stem for path in Path(package.__path__[0]).glob("*.py")} - {"__init__"}
+    assert {name.partition("/")[0] for name in found} >= files
+    family = next(name for name in found if name.endswith("/*"))
+    assert registry.find(found, family.replace("*", "member")) is found[family]
 
 
 def test_declarations_load_neither_a_framework_nor_an_array_library() -> None:

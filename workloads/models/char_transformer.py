@@ -28,6 +28,7 @@ def transformer(config: TrainConfig, classes: int, positions: int, width: int, d
     from torch.nn import functional
 
     dropout = ASSUMED_DROPOUT if config.dropout is None else config.dropout
+    end_deviation = INITIAL_DEVIATION / math.sqrt(2 * depth)
 
     class Embedding(nn.Module):
         def __init__(self) -> None:
@@ -46,9 +47,9 @@ def transformer(config: TrainConfig, classes: int, positions: int, width: int, d
         def __init__(self) -> None:
             super().__init__()
             self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.qkv, self.proj = linear(width, 3 * width), linear(width, width, ends_branch=True)
-            self.fc1 = linear(width, MLP_RATIO * width)
-            self.fc2 = linear(MLP_RATIO * width, width, ends_branch=True)
+            self.qkv, self.proj = _linear(width, 3 * width), _linear(width, width, end_deviation)
+            self.fc1 = _linear(width, MLP_RATIO * width)
+            self.fc2 = _linear(MLP_RATIO * width, width, end_deviation)
             self.dropout = nn.Dropout(dropout)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -66,20 +67,23 @@ def transformer(config: TrainConfig, classes: int, positions: int, width: int, d
     class Head(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norm, self.fc = nn.LayerNorm(width), linear(width, classes)
+            self.norm, self.fc = nn.LayerNorm(width), _linear(width, classes)
 
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = self.fc(self.norm(x)).transpose(1, 2)
             return out
 
-    def linear(inputs: int, outputs: int, *, ends_branch: bool = False) -> nn.Linear:
-        # skip_init leaves out torch's default initialization, which takes minutes for billions of weights.
-        layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
-        nn.init.normal_(layer.weight, std=INITIAL_DEVIATION / (math.sqrt(2 * depth) if ends_branch else 1))
-        nn.init.zeros_(layer.bias)
-        return layer
-
     return nn.Sequential(Embedding(), *(Block() for _ in range(depth)), Head())
+
+
+def _linear(inputs: int, outputs: int, deviation: float = INITIAL_DEVIATION) -> nn.Linear:
+    from torch import nn
+
+    # skip_init leaves out torch's default initialization, which takes minutes for billions of weights.
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
+    nn.init.normal_(layer.weight, std=deviation)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 DECLARATION = ModelDeclaration(
