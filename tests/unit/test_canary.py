@@ -1,4 +1,4 @@
-"""Which runs go first, and what a limit of GPU-hours lets through: decided from the plan alone."""
+"""Which runs are canaries, and what --max-gpu-hours allows: decided from the plan alone."""
 
 from __future__ import annotations
 
@@ -72,15 +72,15 @@ def test_the_cheapest_of_each_shape_goes_first() -> None:
 
 
 def test_a_shape_is_proven_by_a_run_that_is_done_and_waits_for_one_under_way() -> None:
-    """So a command that was killed goes on where it was."""
+    """A command that was killed continues when it is repeated."""
     runs = [run(1, 0), run(1, 1, CellState.DONE), run(2, 2), run(2, 3, CellState.RUNNING), run(2, 4, CellState.RUNNING)]
     chosen = canary.choose_canaries(plan(*runs))
     assert chosen.to_submit == [] and labels(chosen.running) == ["2-3"]
     assert chosen.run_ids == [runs[3].cell.run_id]
 
 
-def test_what_is_out_of_date_proves_nothing_and_failed_runs_may_be_canaries() -> None:
-    """The code changed since; a failed run is sent again like a new one."""
+def test_stale_runs_prove_nothing_and_failed_runs_may_be_canaries() -> None:
+    """The code changed since; a failed run is submitted like a new one."""
     chosen = canary.choose_canaries(plan(run(1, 0, CellState.STALE), run(1, 1, CellState.FAILED)))
     assert labels(chosen.to_submit) == ["1-1"]
     assert canary.choose_canaries(plan(run(1, 0, CellState.STALE))).run_ids == []
@@ -88,7 +88,7 @@ def test_what_is_out_of_date_proves_nothing_and_failed_runs_may_be_canaries() ->
 
 
 def test_a_limit_of_gpu_hours_counts_runs_to_submit_and_under_way() -> None:
-    """2 h × 2 GPUs each; what is done counts no more."""
+    """2 h × 2 GPUs each; done runs do not count."""
     runs = [run(2, 0), run(2, 1, CellState.FAILED), run(2, 2, CellState.RUNNING), run(2, 3, CellState.DONE)]
     costs.check_limit(plan(*runs), 12.0)
     with pytest.raises(InputError) as caught:

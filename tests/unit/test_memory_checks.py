@@ -35,7 +35,7 @@ def notes(tmp_path: Path, *sets: str, memory_gb: float = 0.0) -> dict[str, str]:
     return dict(check.what.split(" is unlikely to fit: ") for check in told)
 
 
-def test_what_copies_the_model_is_told_and_what_divides_it_is_not(tmp_path: Path) -> None:
+def test_strategies_that_copy_the_model_are_noted_and_those_that_shard_it_are_not(tmp_path: Path) -> None:
     found = notes(tmp_path)
     assert list(found) == ["wide_transformer/96GB-eager-gpu1-s0", "wide_transformer/96GB-ddp-gpu2-s0"]
     assert set(found.values()) == {
@@ -44,7 +44,7 @@ def test_what_copies_the_model_is_told_and_what_divides_it_is_not(tmp_path: Path
 
 
 def test_the_memory_of_this_machine_counts_without_a_profile(tmp_path: Path) -> None:
-    """On larger cards nothing is told, on smaller ones of every strategy, on a CPU of none."""
+    """Larger GPUs get no note, smaller ones one for every strategy, a CPU none."""
     assert notes(tmp_path, memory_gb=140) == {}
     assert len(notes(tmp_path, memory_gb=85)) == 2
     assert len(notes(tmp_path, memory_gb=40)) == 6
@@ -71,7 +71,7 @@ def test_state_is_copies_of_the_weights(train: dict[str, Any], copies: int) -> N
     assert found == pytest.approx(copies, rel=0.1)
 
 
-def test_a_model_that_does_not_tell_its_size_is_passed_over() -> None:
+def test_a_model_without_a_declared_size_gets_no_note() -> None:
     assert (
         checks.state_gb(
             TrainConfig(model="cnn", dataset="digits", strategy="eager", hardware=Hardware("gpu", 1), cpus=1)

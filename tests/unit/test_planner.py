@@ -1,4 +1,4 @@
-"""The plan: a diff against the store with reasons, its costs, its checks, and one file that names its sources."""
+"""The plan: states against the store with reasons, GPU-hours, checks, and the plan file."""
 
 from __future__ import annotations
 
@@ -159,10 +159,10 @@ def test_the_json_holds_every_training_field_of_every_run(tmp_path: Path, sol: c
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )
-def test_the_store_decides_what_is_to_be_done(
+def test_cell_states_follow_from_the_store(
     tmp_path: Path, changes: dict[str, Any], action: CellState, why: str
 ) -> None:
-    """Each state of the store, and each source that may have changed, gives its action with the reason in words."""
+    """Each state of the store, and each changed source, gives a cell state and its reason."""
     first = _plan(tmp_path, TWO)
     plan = _plan(tmp_path, TWO, records=_record(first, 0, **changes))
     assert (plan.runs[0].state, plan.runs[0].why) == (action, why)
@@ -172,7 +172,7 @@ def test_the_store_decides_what_is_to_be_done(
     assert len(plan.to_submit(stale=True)) == len(sent) + (action is CellState.STALE)
 
 
-def test_what_another_machine_did_is_said(tmp_path: Path) -> None:
+def test_runs_done_on_another_machine_are_named(tmp_path: Path) -> None:
     """A run is the same run on any machine that has its kind of hardware."""
     records = _record(_plan(tmp_path, TWO), 0, target="sol")
     (check,) = [check for check in _plan(tmp_path, TWO, records=records).checks if "done on" in check.what]
@@ -182,14 +182,14 @@ def test_what_another_machine_did_is_said(tmp_path: Path) -> None:
     assert not [check for check in _plan(tmp_path, TWO, records=unknown).checks if "done on" in check.what]
 
 
-def test_a_data_set_that_is_not_there_to_be_compared_is_no_proof_that_nothing_changed(tmp_path: Path) -> None:
+def test_an_unprepared_data_set_may_have_changed(tmp_path: Path) -> None:
     (record,) = _record(_plan(tmp_path, TWO), 0).values()
     assert record.dataset_digest
     action, why = planner._cell_state(record, "local", code_digest(), Packages("python3", EVERYTHING).digest, "")
     assert action is CellState.DONE and "whether it changed since is unknown" in why
 
 
-def test_history_gives_an_expectation_and_says_what_it_rests_on(tmp_path: Path) -> None:
+def test_history_gives_an_expectation_and_its_basis(tmp_path: Path) -> None:
     """Two measured seconds an epoch on one GPU: four epochs of two runs on two GPUs are 8 s x 2 x 2."""
     text = TWO.replace("cpu:2", "gpu:2")
     durations = [Duration("cnn", "digits", "ddp", Hardware("gpu", 2), 10, None, t) for t in (10.0, 30.0)]
@@ -201,10 +201,10 @@ def test_history_gives_an_expectation_and_says_what_it_rests_on(tmp_path: Path) 
     assert hours.basis == "measured history for 2 of 2 runs"
 
 
-def test_what_waits_is_under_way_and_hours_of_gpus_are_those_of_gpus(
+def test_pending_runs_are_under_way_and_cpus_have_no_gpu_hours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the words for people; ``running`` stays what programs read."""
+    """In tables; JSON has ``running``."""
     plan = _plan(tmp_path, TWO)
     plan = _plan(tmp_path, TWO, records=_record(plan, 0, state="pending"))
     assert plan_verb.summarize(plan) == "2 cells for local: 1 under way, 1 new; 1 to submit"
@@ -213,12 +213,14 @@ def test_what_waits_is_under_way_and_hours_of_gpus_are_those_of_gpus(
     assert plan.to_json()["runs"][0]["state"] == "running"
     sol = cluster_file.load("sol")
     plan = _plan(tmp_path, TWO.replace("cpu:2", "a100:2") + "time_limit = '50m'\n", profile=sol)
-    assert plan_verb.summarize(plan).startswith("2 cells for sol: 2 new; 2 to submit, at most 3.3 GPU-hours (no measured")
+    assert plan_verb.summarize(plan).startswith(
+        "2 cells for sol: 2 new; 2 to submit, at most 3.3 GPU-hours (no measured"
+    )
     plan_verb._print_plan(plan, every=True)
     assert " 3.33 " in capsys.readouterr().out
 
 
-def test_a_missing_package_makes_a_cell_unavailable_before_anything_is_sent(tmp_path: Path) -> None:
+def test_a_missing_package_excludes_a_cell(tmp_path: Path) -> None:
     packages = {k: v for k, v in EVERYTHING.items() if k != "torch"}
     plan = _plan(tmp_path, TWO, packages=packages)
     assert plan.runs == []
@@ -232,14 +234,14 @@ def test_a_missing_package_makes_a_cell_unavailable_before_anything_is_sent(tmp_
     assert excluded.why.endswith("; fix: orchestrate wheel horovod --python python3 --install")
 
 
-def test_an_interpreter_that_cannot_be_asked_is_said_and_excludes_nothing(tmp_path: Path) -> None:
+def test_an_interpreter_that_cannot_run_is_reported_and_excludes_nothing(tmp_path: Path) -> None:
     plan = _plan(tmp_path, TWO, packages=None)
     assert len(plan.runs) == 2
     assert any("unknown" in check.what and not check.blocking for check in plan.checks)
 
 
 def test_packages_of_another_interpreter_come_from_its_metadata(tmp_path: Path) -> None:
-    """Asked through a process; one that is not there is unknown with its reason."""
+    """Read by a process of it; an interpreter that is not there is unknown, with the reason."""
     link = tmp_path / "python"
     link.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     link.chmod(0o755)
@@ -254,8 +256,8 @@ def test_a_missing_data_set_blocks_and_names_the_remedy(tmp_path: Path) -> None:
     assert blocking and "mnist" in blocking[0].what and "data prepare mnist" in blocking[0].fix
 
 
-def test_a_data_set_that_no_run_has_read_yet_is_to_be_prepared_first(tmp_path: Path) -> None:
-    """A run that decodes a whole folder holds its devices meanwhile, and may look like one that hangs."""
+def test_an_unprepared_data_set_is_noted(tmp_path: Path) -> None:
+    """A run that decodes a whole folder holds its devices meanwhile, and looks as if it hung."""
     for split in ("train", "test"):
         (tmp_path / "shapes" / split / "square").mkdir(parents=True)
         (tmp_path / "shapes" / split / "square" / "1.png").write_bytes(PNG)
@@ -266,7 +268,7 @@ def test_a_data_set_that_no_run_has_read_yet_is_to_be_prepared_first(tmp_path: P
     ]
 
 
-def test_data_that_only_the_cluster_sees_is_not_judged_from_here(
+def test_data_that_only_the_cluster_mounts_is_not_checked_here(
     tmp_path: Path, sol: cluster_file.ClusterProfile
 ) -> None:
     text = EIGHTEEN.replace("synthetic", "mnist")
@@ -275,8 +277,8 @@ def test_data_that_only_the_cluster_sees_is_not_judged_from_here(
     assert any("not visible here" in check.what for check in plan.checks)
 
 
-def test_a_site_that_takes_no_job_without_an_account_blocks_until_there_is_one(tmp_path: Path) -> None:
-    """Said before anything is sent, with what to do."""
+def test_a_site_that_requires_an_account_blocks_without_one(tmp_path: Path) -> None:
+    """Before anything is submitted, with the fix."""
     profile = cluster_file.load("perlmutter")
     plan = _plan(tmp_path, EIGHTEEN, profile=profile)
     assert [(c.what, c.fix) for c in plan.checks if c.blocking] == [
@@ -289,23 +291,21 @@ def test_a_site_that_takes_no_job_without_an_account_blocks_until_there_is_one(t
     assert not any(c.blocking for c in plan.checks)
 
 
-def test_more_gpus_than_any_node_has_are_excluded_with_the_number_there_is(
-    tmp_path: Path, sol: cluster_file.ClusterProfile
-) -> None:
+def test_more_gpus_than_any_node_has_are_excluded(tmp_path: Path, sol: cluster_file.ClusterProfile) -> None:
     plan = _plan(tmp_path, EIGHTEEN.replace('"a30:2"', '"a30:8"'), profile=sol)
     reasons = {e.why for e in plan.excluded if e.fields["hardware"] == "a30:8" and e.rule == "hardware"}
     assert len(reasons) == 1
     assert "3" in reasons.pop()
 
 
-def test_an_experiment_whose_cells_are_all_excluded_says_that_nothing_can_run(tmp_path: Path) -> None:
+def test_an_experiment_without_any_run_is_noted(tmp_path: Path) -> None:
     plan = _plan(tmp_path, TWO + '[[exclude]]\nmatch = { model = "cnn" }\nwhy = "later"\n')
     assert (plan.runs, {(e.rule, e.why) for e in plan.excluded}) == ([], {("exclude[0]", "later")})
     (check,) = plan.checks
     assert check.what == "every cell is excluded, nothing can run"
 
 
-def test_a_plan_survives_its_file(tmp_path: Path, sol: cluster_file.ClusterProfile) -> None:
+def test_plan_file_round_trip(tmp_path: Path, sol: cluster_file.ClusterProfile) -> None:
     """What ``submit`` reads is what ``plan`` made: same runs, specs, scripts and exclusions."""
     plan = _plan(tmp_path, EIGHTEEN, profile=sol)
     plan_file.save(plan, tmp_path / "plan.json")
@@ -315,7 +315,7 @@ def test_a_plan_survives_its_file(tmp_path: Path, sol: cluster_file.ClusterProfi
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"plan_version": 99}', '{"plan_version": 1}'])
-def test_a_foreign_plan_file_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_foreign_plan_file_is_rejected(tmp_path: Path, content: str) -> None:
     path = tmp_path / "plan.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"plan\.json"):
@@ -329,8 +329,8 @@ def _current(folder: Path, **changes: Any) -> Plan:
     return planner.current_plan(workspace, **({"local": True, "cluster": None} | changes))
 
 
-def test_a_plan_holds_until_one_of_its_sources_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is used again as it is, and made anew after a change of the experiment, ``--set`` or the target."""
+def test_a_plan_is_current_until_a_source_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is read again, and made anew after a change of the experiment, ``--set`` or the target."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiment.toml").write_text(TWO)
     first = _current(tmp_path)
@@ -347,10 +347,10 @@ def test_a_plan_holds_until_one_of_its_sources_changes(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("edit", [lambda plan: plan["runs"][0][6].update(lr=0.9), lambda plan: plan["runs"][0].pop()])
-def test_an_edited_plan_file_is_not_carried_out(
+def test_an_edited_plan_file_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, edit: Callable[[Any], object]
 ) -> None:
-    """Its runs would train something else than their ids say; the plan is made anew, and that is said."""
+    """Its runs would not be what their run ids say; a new plan is made, with a warning."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiment.toml").write_text(TWO)
     first = _current(tmp_path)
@@ -361,7 +361,7 @@ def test_an_edited_plan_file_is_not_carried_out(
     assert "damaged or edited" in caplog.text and "planning anew" in caplog.text
 
 
-def test_a_folder_in_the_place_of_the_plan_file_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_in_the_place_of_the_plan_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiment.toml").write_text(TWO)
     (tmp_path / "plan.json").mkdir()
@@ -369,7 +369,7 @@ def test_a_folder_in_the_place_of_the_plan_file_is_said(tmp_path: Path, monkeypa
         _current(tmp_path)
 
 
-def test_a_folder_whose_name_is_no_utf8_is_planned_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_whose_name_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also any letter beyond ASCII where the locale is C and UTF-8 mode is off."""
     folder = tmp_path / os.fsdecode(b"caf\xe9 \n'$x")
     folder.mkdir()
@@ -403,10 +403,8 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert "--runs" in done.stderr
 
 
-def test_blocking_checks_are_found_again_even_when_no_source_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A data set may appear without any file of ours changing: such a plan is never taken from the file."""
+def test_blocking_checks_are_repeated_when_no_source_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data set may appear without any digest changing, so such a plan is never read from the file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiment.toml").write_text(TWO.replace("digits", "mnist"))
     assert any(check.blocking for check in _current(tmp_path).checks)
@@ -415,7 +413,7 @@ def test_blocking_checks_are_found_again_even_when_no_source_changed(
     assert not any(check.blocking for check in _current(tmp_path).checks)
 
 
-def test_no_cluster_and_no_local_where_sbatch_is_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_login_node_needs_a_cluster_or_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training on a login node is forbidden at most sites, so it never happens by accident."""
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.parent.mkdir()
@@ -439,6 +437,6 @@ def test_no_cluster_and_no_local_where_sbatch_is_refuses(tmp_path: Path, monkeyp
     ],
 )
 def test_either_of_two_packages_will_do(installed: dict[str, str] | None, missing: list[str]) -> None:
-    """``one|other`` names distributions that do the same; what is told to be missing can be given to pip."""
+    """``one|other`` names distributions that do the same; what is reported as missing can be given to pip."""
     packages = Packages("python3", installed)
     assert packages.missing(["numpy", *registry.strategies()["tf_eager"].packages]) == missing

@@ -1,4 +1,4 @@
-"""Figures of others beside measured ones, and ``--set hardware=KIND``, which leaves the numbers of devices alone."""
+"""Published figures beside measured ones, and ``--set hardware=KIND``, which keeps the numbers of devices."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_kind_of_hardware_replaces_the_kind_everywhere() -> None:
 
 
 def test_whole_hardware_still_replaces_the_numbers_too() -> None:
-    """And what is neither is refused as before."""
+    """Other texts are errors."""
     spec = experiment.parse(STUDY, "x", ["hardware=cpu:2"])
     assert [row["hardware"] for row in spec.products[0][0]] == [
         Hardware("cpu", 2),
@@ -82,7 +82,7 @@ def measured(campaign: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     open_store("results.db").close()
 
 
-def test_published_figures_stand_right_of_measured_ones(measured: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_figures_are_right_of_measured_ones(measured: None, capsys: pytest.CaptureFixture[str]) -> None:
     """A row for each source; figures that the table would not show come with what was measured; others stay empty."""
     assert run(["results", "--published", "--set", "hardware=cpu", "--select", "label,test_accuracy", "-f", "csv"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -100,7 +100,7 @@ def test_published_figures_stand_right_of_measured_ones(measured: None, capsys: 
     assert [(row["strategy"], row["published_on"]) for row in rows] == [("eager", "paper"), ("local_sgd", None)]
 
 
-def test_figures_of_others_can_be_selected(measured: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_figures_can_be_selected(measured: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Then nothing is added to what was named; a figure that the file has not is no column."""
     command = ["results", "--published", "--set", "hardware=cpu", "-f", "csv", "--select"]
     assert run([*command, "seed,published_test_accuracy", "--sort", "published_test_accuracy"]) == 0
@@ -109,7 +109,7 @@ def test_figures_of_others_can_be_selected(measured: None, capsys: pytest.Captur
     assert "no column 'published_peak_memory_bytes'" in capsys.readouterr().err
 
 
-def test_figures_of_a_strategy_with_options_stand_beside_runs_that_have_them(
+def test_figures_of_a_strategy_with_options_match_runs_with_these_options(
     campaign: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     campaign.done(strategy="gpipe", strategy_options={"balance": [1, 1], "chunks": 2}, hardware="cpu:2")
@@ -123,7 +123,7 @@ def test_figures_of_a_strategy_with_options_stand_beside_runs_that_have_them(
     assert [(row["seed"], row["published_on"]) for row in rows] == [(0, "paper"), (1, None)]
 
 
-def test_runs_that_are_not_the_published_work_are_said_to_be_others(
+def test_runs_that_differ_from_the_published_work_are_noted(
     measured: None, campaign: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A trial on another kind of hardware, of fewer epochs, stands beside figures that are not of its kind."""

@@ -1,4 +1,4 @@
-"""Resource shapes: the arithmetic of nodes, ranks, GPUs, cores, memory and queues, and the reasons for refusals."""
+"""Resource shapes: the arithmetic of nodes, ranks, GPUs, cores, memory and queues, and why runs cannot run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def placed(hardware: str, strategy: str = "ddp", **how: object) -> ResourceShape
     return got
 
 
-def test_a_pair_of_one_rank_a_device() -> None:
+def test_two_devices_with_a_rank_each() -> None:
     """Every number of the shape follows from hardware, topology and profile."""
     got = placed("a30:2", on=site())
     assert got == ResourceShape(
@@ -122,17 +122,17 @@ def test_any_gpu_is_the_default_one() -> None:
     [
         ("a30:4", "ddp", None, {}, "it needs 4 GPUs per node, and a30 nodes of lab have 3 GPUs"),
         ("a100:2", "ddp", None, {}, "cluster lab has no a100; it has: a30, cpu"),
-        ("a30:1x2", "eager", None, {}, "eager is one process, which cannot drive the devices of 2 nodes"),
+        ("a30:1x2", "eager", None, {}, "eager is one process, which cannot use the devices of 2 nodes"),
         ("a30:2", "ddp", 25, {}, "25 cores cannot be shared evenly by 2 ranks; set cpus to a multiple of 2"),
         ("a30:2", "ddp", 1, {}, "1 cores cannot be shared evenly by 2 ranks; set cpus to a multiple of 2"),
         ("a30:2", "ddp", 50, {}, "it needs 50 cores per node, and a30 nodes have 48"),
         ("a30:2", "ddp", None, {"mem_bytes": 600 * GIB}, "it needs 600G of memory per node, and nodes have 512G"),
     ],
 )
-def test_what_no_node_can_hold(
+def test_runs_that_fit_no_node(
     hardware: str, strategy: str, cpus: int | None, execution: dict[str, int], why: str
 ) -> None:
-    """Each refusal names what was asked for and what there is."""
+    """Each reason names what the run needs and what there is."""
     assert shape(hardware, strategy, on=site(), cpus=cpus, execution=Execution(**execution)) == why
 
 
@@ -164,7 +164,7 @@ def test_the_first_queue_that_fits(hours: int, hardware: str, partition: str) ->
 
 
 def test_a_preemptable_queue_needs_permission() -> None:
-    """Jobs that may be killed are opted into."""
+    """Jobs that Slurm may preempt are opt-in."""
     assert placed("a30:1", on=site(gpu=QUEUES)).partition == "htc"
     assert placed("a30:1", on=site("allow_preemptable = true", QUEUES)).partition == "owners"
 
@@ -204,8 +204,8 @@ def test_whole_nodes_are_held_and_part_of_them_used() -> None:
     assert got.expectation().gpus_per_node == 2
 
 
-def test_memory_goes_with_the_gpus_that_are_held() -> None:
-    """The share of all asked GPUs, all of the node, the run's own wish, or what the site gives."""
+def test_memory_follows_the_gpus_that_are_held() -> None:
+    """The share of all held GPUs, the whole node, what the run sets, or the site's default."""
     gib = Execution(mem_bytes=10 * GIB)
     assert placed("a30:1", on=site(gpu="ask_gpus = 3")).mem_bytes == 144 * GIB
     assert placed("a30:1", on=site(), execution=gib).mem_bytes == 10 * GIB
@@ -215,8 +215,8 @@ def test_memory_goes_with_the_gpus_that_are_held() -> None:
     assert shape("a30:1", on=without, execution=gib) == "cluster lab does not allow memory requests; remove mem"
 
 
-def test_cores_that_are_asked_for_by_gpu() -> None:
-    """They must go evenly with the GPUs that are asked for."""
+def test_cores_per_gpu() -> None:
+    """They must divide evenly among the held GPUs."""
     by_gpu = site(gpu='cpus_by = "gpu"')
     assert placed("a30:2", on=by_gpu, cpus=8).cpus_per_rank == 4
     assert shape("a30:2", "eager", on=by_gpu, cpus=9) == (
@@ -271,8 +271,8 @@ def test_gpus_of_this_machine(hardware: str) -> None:
         ("cpu:1x2", Machine(), "cpu:1x2 needs 2 nodes, and this is one machine"),
     ],
 )
-def test_what_this_machine_cannot_hold(hardware: str, machine: Machine, why: str) -> None:
-    """The refusal says what there is."""
+def test_runs_that_do_not_fit_this_machine(hardware: str, machine: Machine, why: str) -> None:
+    """The reason names what there is."""
     assert shape(hardware, on=machine) == why
 
 

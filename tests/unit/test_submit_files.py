@@ -1,4 +1,4 @@
-"""What a submission leaves on disk, and what is made of that when a job starts."""
+"""Files of a submission, and the run folders that a starting job makes from them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from workloads.files.json_file import read_json
 from workloads.files.packed_specs import pack_specs, unpack_specs
 
 
-def test_each_item_is_worked_on_once_and_several_at_a_time() -> None:
-    """Few without a thread; a failure among many is told."""
+def test_for_each_runs_each_item_once_and_several_at_a_time() -> None:
+    """Few items without a thread; one failure among many is raised."""
     done: list[int] = []
     threads: set[str] = set()
 
@@ -58,8 +58,8 @@ def _begin(campaign: Any, requests: list[Request]) -> tuple[ArrayFolder, ArrayRe
     return folder, folder.create(ArrayRecord.new("lab", requests), [d.spec for d in requests])
 
 
-def test_an_array_is_two_files_until_its_tasks_are_laid_out(campaign: Any) -> None:
-    """What is common once, what is a task's own with the task; the files of a run are made from that, once."""
+def test_an_array_is_two_files_until_its_tasks_start(campaign: Any) -> None:
+    """Common values once, a task's own with the task; the run's files are made from both, once."""
     requests = [_request(campaign, 0), _request(campaign, 1, recovery=RecoveryRecord(failure="timeout"))]
     folder, record = _begin(campaign, requests)
     assert [path.name for path in campaign.runs.iterdir()] == ["jobs"]
@@ -76,8 +76,8 @@ def test_an_array_is_two_files_until_its_tasks_are_laid_out(campaign: Any) -> No
     assert folder.open("lab") == [record] and folder.open("other") == []
 
 
-def test_tasks_of_an_array_are_laid_out_by_many_at_once(campaign: Any) -> None:
-    """As the ranks of one job do: all find the same, whole, and nothing else is left."""
+def test_many_ranks_make_the_same_run_folders_at_once(campaign: Any) -> None:
+    """All ranks of a job find the same whole files, and nothing else is left."""
     requests = [_request(campaign, 0)]
     folder, record = _begin(campaign, requests)
     with ThreadPoolExecutor(8) as pool:
@@ -90,7 +90,7 @@ def test_tasks_of_an_array_are_laid_out_by_many_at_once(campaign: Any) -> None:
 
 
 def test_a_late_start_leaves_the_spec_of_a_later_attempt_alone(campaign: Any) -> None:
-    """Slurm may start an attempt's job when the next one, with more time, is on its way already."""
+    """Slurm may start an attempt's job after the next attempt, with more time, was submitted."""
     early = _request(campaign, 0)
     folder, record = _begin(campaign, [early])
     more_time = replace(early.spec, execution=replace(early.spec.execution, time_limit_s=7200))
@@ -101,8 +101,8 @@ def test_a_late_start_leaves_the_spec_of_a_later_attempt_alone(campaign: Any) ->
     assert run.read_spec() == more_time
 
 
-def test_a_new_store_learns_of_what_waits(campaign: Any) -> None:
-    """Of jobs that have not started there is no folder; who has lost the database finds them all the same."""
+def test_a_new_store_learns_of_pending_tasks(campaign: Any) -> None:
+    """Jobs that have not started have no run folder; a new database finds them in the array records."""
     requests = [_request(campaign, seed) for seed in range(3)]
     folder, record = _begin(campaign, requests)
     folder.write(replace(record, job_id="77"))
@@ -118,7 +118,7 @@ def test_a_new_store_learns_of_what_waits(campaign: Any) -> None:
         assert (problem.path, problem.what) == (folder.of(record), "No such file or directory")
 
 
-def test_a_spec_is_written_only_where_it_is_another_one(campaign: Any) -> None:
+def test_a_spec_is_written_only_where_it_differs(campaign: Any) -> None:
     run = campaign.run(seed=0)
     before = run.spec.stat().st_ino
     run.write_spec(campaign.specs[run.run_id])
@@ -128,7 +128,7 @@ def test_a_spec_is_written_only_where_it_is_another_one(campaign: Any) -> None:
     assert run.read_spec() == campaign.specs[run.run_id]
 
 
-def test_specs_of_many_runs_come_back_as_they_were(campaign: Any) -> None:
+def test_specs_of_many_runs_round_trip(campaign: Any) -> None:
     """What differs in one of them, what is the same in all, texts of any kind, and one alone."""
     specs = [campaign.spec(seed=seed, label='é\n"', strategy_options={"stages": (1, 2)}) for seed in range(3)]
     specs += [replace(specs[0], execution=replace(specs[0].execution, mem_bytes=5)), campaign.spec(model="mlp")]
@@ -142,6 +142,6 @@ def test_specs_of_many_runs_come_back_as_they_were(campaign: Any) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"{}", b"[" * 100_000, b'{"spec_version": 1, "common": {}, "own": [], "runs": [[1]]}']
 )
-def test_a_damaged_file_of_specs_is_told(content: bytes) -> None:
+def test_a_damaged_file_of_specs_is_an_error(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"Expecting value|not a file of specs|argument"):
         unpack_specs(content)

@@ -1,4 +1,4 @@
-"""``submit --canary`` and ``--max-gpu-hours`` as people type them: one run of each shape goes first, or none at all."""
+"""``submit --canary`` and ``--max-gpu-hours`` on the command line."""
 
 from __future__ import annotations
 

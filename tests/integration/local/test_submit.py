@@ -1,4 +1,4 @@
-"""Sending survives anything: two at once, a kill at any point, a runs folder that must not be used."""
+"""Submits survive each other, a kill at any point, and runs folders that must not be used."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ print(json.dumps([s.run_id for s in done.submitted]))
 """
 
 KILL_POINTS = {
-    "before the specs are set aside": 'dying(submitter.outbox, "write", 1, False)',
+    "before the outbox": 'dying(submitter.outbox, "write", 1, False)',
     "before the intents": 'dying(db.submissions, "record_intents", 1, False)',
     "after the intents": 'dying(db.submissions, "record_intents", 1, True)',
     "before the second spec": 'dying(run_dir.RunDir, "write_spec", 2, False)',
@@ -85,8 +85,8 @@ def send_in_a_child(lab: Lab, specs: list[RunSpec], kill: str = "") -> subproces
 
 
 @pytest.mark.parametrize("kill", KILL_POINTS.values(), ids=KILL_POINTS.keys())
-def test_kill_9_of_submit_loses_nothing_and_doubles_nothing(lab: Lab, kill: str) -> None:
-    """Wherever it is killed, the same submit again makes every run start exactly once."""
+def test_kill_9_of_submit_loses_and_duplicates_nothing(lab: Lab, kill: str) -> None:
+    """Wherever it is killed, repeating it makes every run start exactly once."""
     specs = [lab.spec(cpus_per_rank=0) for _ in range(3)]
     process = send_in_a_child(lab, specs, kill)
     process.communicate(timeout=30)
@@ -108,7 +108,7 @@ def _all_ended(store: object, lab: Lab) -> bool:
     return len(records) == 3 and not any(record.state.live for record in records.values())
 
 
-def test_two_submits_at_once_send_each_run_once(lab: Lab) -> None:
+def test_two_submits_at_once_submit_each_run_once(lab: Lab) -> None:
     specs = [lab.spec(cpus_per_rank=0) for _ in range(6)]
     first, second = (send_in_a_child(lab, specs) for _ in range(2))
     sent = [json.loads(process.communicate(timeout=60)[0]) for process in (first, second)]
@@ -119,7 +119,7 @@ def test_two_submits_at_once_send_each_run_once(lab: Lab) -> None:
 
 
 def test_an_intent_without_a_spec_is_lost_not_stuck(lab: Lab) -> None:
-    """Somebody cleared the queue folder after the kill: the run can be sent anew."""
+    """Somebody cleared the queue folder after the kill: the run can be submitted anew."""
     spec = lab.spec()
     process = send_in_a_child(lab, [spec], KILL_POINTS["after the intents"])
     process.communicate(timeout=30)
@@ -146,8 +146,8 @@ def test_an_outbox_of_a_dead_submit_is_cleared_in_time(lab: Lab) -> None:
     assert new.exists()
 
 
-def test_a_newer_attempt_than_the_plan_knew_is_left_alone(lab: Lab) -> None:
-    """It failed between our plan and our submit: somebody else has it."""
+def test_a_run_with_a_newer_attempt_than_the_plan_is_skipped(lab: Lab) -> None:
+    """Another command submitted it after our plan, and it failed."""
     spec = lab.spec(exit=0, code=3)
     (run,) = lab.submit(spec)
     lab.wait_exit(run)
@@ -155,14 +155,14 @@ def test_a_newer_attempt_than_the_plan_knew_is_left_alone(lab: Lab) -> None:
     assert (done.submitted, done.skipped) == ([], [spec.run_id])
 
 
-def test_a_cluster_that_no_plan_was_made_for_is_not_sent_to(lab: Lab) -> None:
+def test_a_cluster_without_a_plan_gets_no_runs(lab: Lab) -> None:
     with pytest.raises(OperationError) as caught:
         submitter.submit_runs(lab.workspace(), [], "sol")
-    assert "nothing is known of the cluster sol here" in caught.value.what
+    assert "no run was submitted to cluster sol from this runs folder" in caught.value.what
     assert "orchestrate submit --cluster sol" in caught.value.hint
 
 
-def test_a_world_writable_runs_folder_is_refused(lab: Lab) -> None:
+def test_a_world_writable_runs_folder_is_rejected(lab: Lab) -> None:
     lab.runs.mkdir(parents=True)
     lab.runs.chmod(0o777)
     with pytest.raises(InputError) as caught:
@@ -175,7 +175,7 @@ def test_a_world_writable_runs_folder_is_refused(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("folder", ["queue/pending", "queue/running", "jobs"])
-def test_a_world_writable_folder_below_it_is_refused(lab: Lab, folder: str) -> None:
+def test_a_world_writable_folder_below_it_is_rejected(lab: Lab, folder: str) -> None:
     """What ``chmod -R 777`` leaves open when only the runs folder itself is closed again."""
     (lab.runs / folder).mkdir(parents=True)
     (lab.runs / folder).chmod(0o777)
@@ -207,7 +207,7 @@ def test_nothing_we_make_is_world_writable(lab: Lab) -> None:
     assert [path for path in made if path.stat().st_mode & 0o002] == []
 
 
-def test_a_path_that_submitit_would_change_is_refused(lab: Lab) -> None:
+def test_a_path_that_submitit_would_change_is_rejected(lab: Lab) -> None:
     with pytest.raises(InputError, match="the runs folder's path contains %j"):
         submitter.prepare_runs_folder(lab.root / "50%jobs")
 
