@@ -115,7 +115,7 @@ def _ranks_per_node(hardware: Hardware, topology: Topology, strategy: str) -> in
     if topology is Topology.PROCESS_PER_DEVICE:
         return hardware.devices_per_node
     if hardware.nodes > 1:
-        raise _CannotRunError(f"{strategy} is one process, which cannot drive the devices of {hardware.nodes} nodes")
+        raise _CannotRunError(f"{strategy} is one process, which cannot use the devices of {hardware.nodes} nodes")
     return 1
 
 

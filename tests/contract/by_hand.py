@@ -1,4 +1,4 @@
-"""Training written by hand, in one process, without strategy or engine: what the contract tests compare with."""
+"""Training loops written by hand, in one process, without strategy or engine: references for contract tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def train_by_hand(config: Any, data_root: Path, ranks: int, period: int = 0) -> tuple[dict[str, Any], float]:
-    """(model, test loss) after ``config.steps`` steps of SGD; running statistics are the mean over replicas.
+    """Return (model, test loss) after ``config.steps`` steps of SGD; running statistics are the mean over replicas.
 
     Args:
         period: every so many steps the replicas are averaged, as in local SGD; 0 sums gradients in each, as DDP does.
@@ -53,11 +53,11 @@ def train_by_hand(config: Any, data_root: Path, ranks: int, period: int = 0) -> 
 def train_in_micro_batches(
     config: Any, data_root: Path, chunks: int, *, deferred: bool, recomputed: bool
 ) -> tuple[dict[str, Any], float]:
-    """(model, test loss) when batch norm sees one micro-batch at a time.
+    """Return (model, test loss) when batch norm sees one micro-batch at a time.
 
     Args:
         deferred: running statistics move once a batch, by mean and biased variance of all of it.
-        recomputed: every micro-batch goes through the model once more, in reverse, before the optimiser steps.
+        recomputed: every micro-batch passes the model once more, in reverse order, before the update.
     """
     import torch
     from torch.nn.functional import cross_entropy
@@ -93,7 +93,7 @@ def train_in_micro_batches(
 
 
 def _start(config: Any, data_root: Path) -> tuple[Any, Any]:
-    """The model, in training mode, and a maker of loaders."""
+    """Return the model, in training mode, and (shard) -> its loader."""
     import torch
 
     from workloads import loaders, registry

@@ -36,18 +36,18 @@ class Ranks:
         self._started = time.monotonic()
 
     def exit_codes(self, within_s: float = 120.0) -> list[int]:
-        """By rank; the test fails when a rank is not done in time."""
+        """Return the exit codes by rank; a rank that does not end in time fails the test."""
         return [p.wait(max(0.1, self._started + within_s - time.monotonic())) for p in self.processes]
 
     def stderr(self, rank: int = 0) -> str:
-        """What a rank that has ended said."""
+        """Return the standard error of a rank that has ended."""
         stream = self.processes[rank].stderr
         assert stream is not None
         return stream.read()
 
 
 class Launcher:
-    """Writes run directories and starts ranks; ends by process id whatever still lives when the tests are over."""
+    """Writes run folders and starts ranks; kills by process id what still runs when the tests are over."""
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[str]] = []
@@ -61,7 +61,7 @@ class Launcher:
         data_root: Path | None = None,
         **train: Any,
     ) -> RunDir:
-        """A planned run; ``train`` overrides a small configuration on one CPU rank."""
+        """Write a planned run; ``train`` overrides a small configuration on one CPU rank."""
         small: dict[str, Any] = {"model": "cnn", "dataset": "digits", "strategy": "eager", "hardware": "cpu:1"}
         devices = Hardware.parse(train.get("hardware", "cpu:1")).devices
         config = TrainConfig.from_json(small | {"cpus": devices, "batch_size": 32, "epochs": 1} | train)
@@ -91,10 +91,10 @@ class Launcher:
         prelude: str = "",
         env: dict[str, str] | None = None,
     ) -> Ranks:
-        """Start ranks that carry out the runs one after another.
+        """Start ranks that execute the runs one after another.
 
         Args:
-            prelude: code that runs first in every rank: a fault, or a stand-in.
+            prelude: code that runs first in every rank, such as a fault.
             env: replaces inherited variables.
         """
         folders = [str(r.path) for r in ([runs] if isinstance(runs, RunDir) else runs)]
@@ -102,7 +102,7 @@ class Launcher:
         job_id = f"{os.getpid()}-{len(self._processes)}"
         processes = []
         for rank in range(ranks):
-            place = {
+            launcher_variables = {
                 "SUBMITIT_EXECUTOR": "local",
                 "SUBMITIT_LOCAL_NTASKS": str(ranks),
                 "SUBMITIT_LOCAL_GLOBALID": str(rank),
@@ -112,25 +112,27 @@ class Launcher:
             }
             command = [sys.executable, "-c", PROGRAM, json.dumps([attempt, prelude, folders])]
             processes.append(
-                subprocess.Popen(command, env=inherited | place | (env or {}), stderr=subprocess.PIPE, text=True)
+                subprocess.Popen(
+                    command, env=inherited | launcher_variables | (env or {}), stderr=subprocess.PIPE, text=True
+                )
             )
         self._processes += processes
         return Ranks(processes)
 
     def succeed(self, runs: RunDir | Sequence[RunDir], *, ranks: int = 1, within_s: float = 240.0, **more: Any) -> None:
-        """Start ranks and wait for a good end."""
+        """Start ranks and require that all succeed."""
         started = self.start(runs, ranks=ranks, **more)
         codes = started.exit_codes(within_s)
         assert codes == [0] * ranks, [started.stderr(rank) for rank in range(ranks)]
 
     @staticmethod
     def events(attempt: AttemptDir, kind: str, rank: int = 0) -> list[dict[str, Any]]:
-        """The events of one kind."""
+        """Return the events of one kind."""
         return [e for e in read_events(attempt.events(rank))[0] if e["event"] == kind]
 
     @staticmethod
     def wait_for(condition: Callable[[], object], what: str, within_s: float = 60.0) -> None:
-        """Poll until something is so."""
+        """Poll until the condition holds."""
         deadline = time.monotonic() + within_s
         while not condition():
             assert time.monotonic() < deadline, f"{what}: not within {within_s:.0f} s"

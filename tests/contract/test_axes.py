@@ -1,4 +1,4 @@
-"""Every value of every training axis runs through the engine; what it must mean numerically is tested elsewhere."""
+"""Every value of every training axis runs through the engine; other tests check the numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AXES: list[dict[str, Any]] = [
 
 
 def test_every_axis_runs_under_ddp(launcher: Any, data_root: Path, tmp_path: Path) -> None:
-    """On two ranks, one spec after another: finite losses, every test image asked for, as many steps."""
+    """On two ranks, one spec after another: finite losses, the test images and steps that the spec asks for."""
     shared: dict[str, Any] = {"dataset": "imagefolder/few", "strategy": "ddp", "hardware": "cpu:2", "epochs": 2}
     runs = [
         launcher.write(tmp_path, data_root=data_root, **(shared | {"batch_size": 16, "lr": 0.01} | axes))

@@ -1,4 +1,4 @@
-"""How each strategy treats real batch norm, against the same written by hand; the declaration names the treatment."""
+"""Live batch norm under each strategy, against a loop written by hand; the declaration names the treatment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.contract.by_hand import train_by_hand, train_in_micro_batches
-from tests.contract.ways import Way, ways
+from tests.contract.variants import Variant, variants
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -24,80 +24,86 @@ TRAIN: dict[str, Any] = {
     "batch_size": 20,
     "steps": 4,
 }
-WAYS = [way for way in ways(RANKS) if way.has_double_precision]
+VARIANTS = [variant for variant in variants(RANKS) if variant.has_double_precision]
 
 
-def _treating(treatment: str) -> list[Way]:
-    return [way for way in WAYS if way.declaration.batch_norm_treatment == treatment]
+def _treating(treatment: str) -> list[Variant]:
+    return [variant for variant in VARIANTS if variant.declaration.batch_norm_treatment == treatment]
 
 
 PER_RANK, PER_MICRO_BATCH, WHOLE_BATCH = map(_treating, ("per_rank", "per_micro_batch", "whole_batch"))
 
 
-def _train(way: Way) -> dict[str, Any]:
-    if way not in PER_MICRO_BATCH:
+def _train(variant: Variant) -> dict[str, Any]:
+    if variant not in PER_MICRO_BATCH:
         return TRAIN
     # 15, 15 and 9 samples: in four micro-batches, of the last of which torch.chunk makes three. No more steps, because
     # batch norm of so few samples makes ever more of the last digit.
-    batches = {"batch_size": 12, "drop_last": True} if way.declaration.equal_micro_batches else {"batch_size": 15}
+    batches = {"batch_size": 12, "drop_last": True} if variant.declaration.equal_micro_batches else {"batch_size": 15}
     return TRAIN | {"steps": 3} | batches
 
 
 @pytest.fixture(scope="module")
-def trained(launcher: Any, data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Way, Any]:
+def trained(launcher: Any, data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Variant, Any]:
     runs = tmp_path_factory.mktemp("runs")
-    trained = {way: launcher.write(runs, data_root=data_root, **_train(way), **way.train) for way in WAYS}
-    for ranks in sorted({way.ranks for way in WAYS}):
-        launcher.succeed([run for way, run in trained.items() if way.ranks == ranks], ranks=ranks)
+    trained = {
+        variant: launcher.write(runs, data_root=data_root, **_train(variant), **variant.train) for variant in VARIANTS
+    }
+    for ranks in sorted({variant.ranks for variant in VARIANTS}):
+        launcher.succeed([run for variant, run in trained.items() if variant.ranks == ranks], ranks=ranks)
     return trained
 
 
 @pytest.fixture(scope="module")
-def by_hand(trained: dict[Way, Any], data_root: Path) -> Any:
+def by_hand(trained: dict[Variant, Any], data_root: Path) -> Any:
     return train_by_hand(trained[PER_RANK[0]].read_spec().train, data_root, RANKS)
 
 
-@pytest.mark.parametrize("way", PER_RANK, ids=str)
-def test_ranks_normalise_their_part_and_average_running_statistics(
-    trained: dict[Way, Any], by_hand: Any, way: Way
+@pytest.mark.parametrize("variant", PER_RANK, ids=str)
+def test_each_rank_normalizes_its_part_and_statistics_are_averaged(
+    trained: dict[Variant, Any], by_hand: Any, variant: Variant
 ) -> None:
-    """Equal to a loop written by hand: a copy of the model a rank, 10 and 9 samples of each 19, gradients summed.
+    """Equal to a loop written by hand: a copy of the model per rank, 10 and 9 samples of each 19, gradients summed.
 
-    The evaluation, too, runs with the averaged statistics, and result and store are told the treatment.
+    The evaluation uses the averaged statistics too, and the result names the treatment.
     """
-    _assert_same(trained[way], by_hand, "per_rank")
+    _assert_same(trained[variant], by_hand, "per_rank")
 
 
-@pytest.mark.parametrize("way", PER_MICRO_BATCH, ids=str)
-def test_pipelines_normalise_each_micro_batch(trained: dict[Way, Any], data_root: Path, way: Way) -> None:
+@pytest.mark.parametrize("variant", PER_MICRO_BATCH, ids=str)
+def test_pipelines_normalize_each_micro_batch(trained: dict[Variant, Any], data_root: Path, variant: Variant) -> None:
     """Equal to a loop written by hand, also in the running statistics: once a micro-batch, once more when it is
     recomputed, or once a batch where they are deferred, whose variance is the biased one."""
-    options = way.all_options
+    options = variant.all_options
     by_hand = train_in_micro_batches(
-        trained[way].read_spec().train,
+        trained[variant].read_spec().train,
         data_root,
-        way.declaration.micro_batches(options),
+        variant.declaration.micro_batches(options),
         deferred=bool(options.get("deferred_batch_norm")),
         recomputed=options.get("checkpoint") == "always",
     )
-    _assert_same(trained[way], by_hand, "per_micro_batch")
+    _assert_same(trained[variant], by_hand, "per_micro_batch")
 
 
-@pytest.mark.parametrize("way", WHOLE_BATCH, ids=str)
-def test_a_split_model_normalises_the_whole_batch(trained: dict[Way, Any], data_root: Path, way: Way) -> None:
-    _assert_same(trained[way], train_by_hand(trained[way].read_spec().train, data_root, 1), "whole_batch")
+@pytest.mark.parametrize("variant", WHOLE_BATCH, ids=str)
+def test_a_split_model_normalizes_the_whole_batch(
+    trained: dict[Variant, Any], data_root: Path, variant: Variant
+) -> None:
+    _assert_same(trained[variant], train_by_hand(trained[variant].read_spec().train, data_root, 1), "whole_batch")
 
 
 def test_deferred_statistics_are_exact_under_autocast(launcher: Any, data_root: Path, tmp_path: Path) -> None:
-    """What one step in bf16 moves running statistics by is eager's within 0.1 %, once the variance is unbiased.
+    """One step in bf16 moves running statistics as eager does, within 0.1 %, once the variance is unbiased.
 
     One micro-batch, so that every layer sees what eager's sees.
     """
-    ways = {name: Way(name, 1, options) for name, options in (("eager", ()), ("gpipe", (("chunks", 1),)))}
-    if not ways["gpipe"].exists:
+    both = {name: Variant(name, 1, options) for name, options in (("eager", ()), ("gpipe", (("chunks", 1),)))}
+    if not both["gpipe"].can_run:
         pytest.skip("torchgpipe is not installed")
     train = TRAIN | {"precision": "bf16", "steps": 1}
-    runs = {name: launcher.write(tmp_path, data_root=data_root, **train, **way.train) for name, way in ways.items()}
+    runs = {
+        name: launcher.write(tmp_path, data_root=data_root, **train, **variant.train) for name, variant in both.items()
+    }
     launcher.succeed(list(runs.values()))
     eager, gpipe = (torch.load(runs[name].checkpoint, weights_only=True)["model"] for name in ("eager", "gpipe"))
     image_sides = {"1": 28, "4": 28, "8": 14}  # pixels that the norms of cnn see; others see a number a sample
@@ -109,12 +115,12 @@ def test_deferred_statistics_are_exact_under_autocast(launcher: Any, data_root: 
         assert torch.allclose(moved, expected, rtol=1e-3, atol=1e-6), name
 
 
-def test_every_treatment_is_under_test() -> None:
-    assert {*PER_RANK, *PER_MICRO_BATCH, *WHOLE_BATCH} == set(WAYS)
+def test_every_treatment_is_compared() -> None:
+    assert {*PER_RANK, *PER_MICRO_BATCH, *WHOLE_BATCH} == set(VARIANTS)
 
 
-def test_it_matters_what_batch_norm_sees(trained: dict[Way, Any], by_hand: Any, data_root: Path) -> None:
-    """Ranks that normalise apart learn something else than one that has the whole batch, so the tests here can fail."""
+def test_the_treatments_differ(trained: dict[Variant, Any], by_hand: Any, data_root: Path) -> None:
+    """Normalizing two parts ends apart from normalizing the whole batch, so the tests here can fail."""
     whole_batch, _ = train_by_hand(trained[PER_RANK[0]].read_spec().train, data_root, 1)
     assert max(float((by_hand[0][name] - whole_batch[name]).abs().max()) for name in whole_batch) > 1e-3
 

@@ -1,7 +1,7 @@
-"""Every way of training learns what eager learns: same seed, same global batch, float64.
+"""Every variant of every strategy equals eager: same seed, same global batch, float64.
 
-The ways are those that the registry finds, so a new strategy is under test by being there. Runs go the way of users'
-runs: ``spec.json``, one process a rank, launch world, engine, checkpoint, events.
+The registry names the strategies and their declarations name the variants. Runs start as users' runs do: ``spec.json``,
+one process per rank, launch world, engine, checkpoint, events.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 import workloads
-from tests.contract.ways import Way, missing_packages, ways
-from workloads import registry
+from tests.contract.variants import Variant, missing_packages, strategies_of, variants
 from workloads.contract import Hardware
 
 torch = pytest.importorskip("torch")
@@ -45,7 +44,7 @@ FEW_STEPS = 7
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, whichever way."""
+    """What to train, with every variant."""
 
     model: str
     optimizer: str
@@ -67,28 +66,26 @@ ODD_BATCH_SIZE = 19
 """Batches of 19, 19 and 1 sample: of the last one, a second rank has none."""
 
 
-EAGER, DDP_2 = Way("eager", 1), Way("ddp", 2)
+EAGER, DDP_2 = Variant("eager", 1), Variant("ddp", 2)
 
 
-def _is_first(way: Way) -> bool:
-    return dict(way.options) == way.declaration.contract_options[0]
+VARIANTS = [
+    variant for variant in variants(2, 4) if variant.has_double_precision and (variant.devices == 2 or variant.is_first)
+]
 
 
-WAYS = [way for way in ways(2, 4) if way.has_double_precision and (way.devices == 2 or _is_first(way))]
-
-
-def _cases(way: Way) -> list[Case]:
-    if way is EAGER:
+def _cases(variant: Variant) -> list[Case]:
+    if variant is EAGER:
         return sorted({*THOROUGH, *QUICK, ODD}, key=str)
-    cases = [*THOROUGH, ODD] if way.devices == 2 and _is_first(way) else QUICK
-    return [case for case in cases if case.optimizer in way.declaration.equal_under]
+    cases = [*THOROUGH, ODD] if variant.devices == 2 and variant.is_first else QUICK
+    return [case for case in cases if case.optimizer in variant.declaration.equal_under]
 
 
-def _train(way: Way, case: Case) -> dict[str, Any]:
+def _train(variant: Variant, case: Case) -> dict[str, Any]:
     return {
         **MODELS[case.model],
         **OPTIMIZERS[case.optimizer],
-        **way.train,
+        **variant.train,
         "dataset": "imagefolder/few",
         "dropout": 0.0,
         "precision": "fp64",
@@ -101,14 +98,14 @@ def _train(way: Way, case: Case) -> dict[str, Any]:
 
 @dataclass
 class Learned:
-    """What one run ended with."""
+    """The end of one run."""
 
     parameters: dict[str, Any]
     losses: list[float]
     """Of each step, then the test loss."""
     result: Any
     distance: float = 0.0
-    """From what eager learned."""
+    """From eager."""
 
 
 def _learned(launcher: Any, run: Any) -> Learned:
@@ -136,74 +133,79 @@ def _write(launcher: Any, runs: Path, data_root: Path, **train: Any) -> Any:
     return launcher.write(runs, execution=execution, data_root=data_root, **train)
 
 
-Found = dict[tuple[Way, Case], Learned]
+Found = dict[tuple[Variant, Case], Learned]
 
 
 @pytest.fixture(scope="module")
 def learned(launcher: Any, data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """All cases of all ways; one launch for each number of ranks runs its specs one after another: imports are slow."""
+    """All cases of all variants. One launch for each number of ranks runs them one after another: imports are slow."""
     runs = tmp_path_factory.mktemp("runs")
     written = {
-        (way, case): _write(launcher, runs, data_root, **_train(way, case))
-        for way in (EAGER, *WAYS)
-        for case in _cases(way)
+        (variant, case): _write(launcher, runs, data_root, **_train(variant, case))
+        for variant in (EAGER, *VARIANTS)
+        for case in _cases(variant)
     }
-    for ranks in sorted({way.ranks for way, _ in written}):
-        launcher.succeed([run for (way, _), run in written.items() if way.ranks == ranks], ranks=ranks, within_s=900)
+    for ranks in sorted({variant.ranks for variant, _ in written}):
+        launcher.succeed(
+            [run for (variant, _), run in written.items() if variant.ranks == ranks], ranks=ranks, within_s=900
+        )
     found = {}
-    for (way, case), run in written.items():
-        found[way, case] = _learned(launcher, run)
-        found[way, case].distance = _farthest(found[EAGER, case], found[way, case])
-        if way is not EAGER:
-            found[way, case].parameters.clear()  # all together are gigabytes
+    for (variant, case), run in written.items():
+        found[variant, case] = _learned(launcher, run)
+        found[variant, case].distance = _farthest(found[EAGER, case], found[variant, case])
+        if variant is not EAGER:
+            found[variant, case].parameters.clear()  # all together take gigabytes
     return found
 
 
-@pytest.mark.parametrize(("way", "case"), [(way, case) for way in WAYS for case in _cases(way)], ids=str)
-def test_every_way_learns_what_eager_learns(learned: Found, way: Way, case: Case) -> None:
-    """Every fifth batch odd (7 samples are 4 + 3, or 2 + 2 + 2 + 1): every parameter and every loss within 1e-9.
+@pytest.mark.parametrize(
+    ("variant", "case"), [(variant, case) for variant in VARIANTS for case in _cases(variant)], ids=str
+)
+def test_every_variant_equals_eager(learned: Found, variant: Variant, case: Case) -> None:
+    """Every parameter and loss within 1e-9; every fifth batch is odd (7 samples are 4 + 3, or 2 + 2 + 2 + 1).
 
-    In ``ODD`` the batches have 19, 19 and 1 sample: of the last one, a second device has none.
+    In ``ODD`` the batches have 19, 19 and 1 samples: of the last one, a second device has none.
     """
-    assert learned[way, case].distance < CLOSE
+    assert learned[variant, case].distance < CLOSE
     eager = learned[EAGER, case]
     if case.steps == STEPS:
-        assert eager.losses[STEPS - 1] < eager.losses[0], "it learns, so they are not equal by standing still"
+        assert eager.losses[STEPS - 1] < eager.losses[0], "both learn, so they are not equal by standing still"
 
 
-@pytest.mark.parametrize("way", [EAGER, *WAYS], ids=str)
-def test_evaluation_counts_every_sample_once(learned: Found, way: Way) -> None:
+@pytest.mark.parametrize("variant", [EAGER, *VARIANTS], ids=str)
+def test_evaluation_counts_every_sample_once(learned: Found, variant: Variant) -> None:
     """21 test images, which neither 2 nor 4 ranks in batches of 8 split evenly: 21 counted, and eager's figures."""
     case = Case("vit_tiny", "sgd", FEW_STEPS)
-    eager, found = (learned[w, case].result for w in (EAGER, way))
+    eager, found = (learned[w, case].result for w in (EAGER, variant))
     assert found.num_test_samples == NUM_TEST == sum(row["support"] for row in found.per_class)
     assert (found.test_accuracy, found.per_class) == (eager.test_accuracy, eager.per_class)
     assert found.test_loss == pytest.approx(eager.test_loss, abs=CLOSE)
     assert found.num_train_samples == NUM_TRAIN
 
 
-@pytest.mark.parametrize("name", [name for name, d in registry.strategies().items() if d.framework == "torch"])
-def test_every_strategy_of_torch_is_under_test(name: str) -> None:
-    """On two and four CPU devices, or it says why CPUs cannot; eager is what the others are compared with.
+@pytest.mark.parametrize("name", strategies_of("torch"))
+def test_every_torch_strategy_is_compared(name: str) -> None:
+    """On two and four CPU devices, or its declaration says why not.
 
-    One without double precision has a test of its own, as close as its precision allows.
+    Strategies without double precision are compared in ``test_single_precision.py``; those that no number of CPU
+    devices can run, in ``tests/gpu``.
     """
-    declaration = registry.strategies()[name]
-    missing = missing_packages(declaration)
-    if missing:
+    declaration = strategies_of("torch")[name]
+    if missing := missing_packages(declaration):
         pytest.skip(f"not installed: {', '.join(missing)}")
-    options = declaration.options_with_defaults({})
+    options = declaration.options_with_defaults(declaration.contract_options[0])
+    compared = {(v.strategy, v.devices) for v in VARIANTS}
     for devices in (2, 4):
-        refused = declaration.unsupported_hardware(Hardware("cpu", devices), options)
-        own_test = not Way(name, devices).has_double_precision and name == "deepspeed"
-        assert name in {way.strategy for way in WAYS if way.devices == devices} or refused or own_test
-    assert not refused or name in {"eager", "model_parallel", "data_parallel"}
+        unsupported = declaration.unsupported_hardware(Hardware("cpu", devices), options)
+        assert (name, devices) in compared or unsupported or not Variant(name, devices).has_double_precision
+    if all(declaration.unsupported_hardware(Hardware("cpu", devices), options) for devices in (1, 2, 4)):
+        assert not declaration.unsupported_hardware(Hardware("gpu", 2), options)
 
 
 MUTATIONS = {
     "rank means unweighted": (
-        "strategies/ddp.py",
-        "weight = self._task.world.size / batch.num_global  # rank weighting",
+        "strategies/shared/torch_strategy.py",
+        "weight = self.task.world.size / batch.num_global  # rank weighting",
         "weight = 1.0 / max(1, batch.num_local)  # rank weighting",
     ),
     "batch norm thawed": (
@@ -215,8 +217,10 @@ MUTATIONS = {
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
-def test_a_mutation_of_the_engine_is_noticed(launcher: Any, data_root: Path, tmp_path: Path, mutation: str) -> None:
-    """With one line of the engine changed, for eager and ddp alike, they end far apart: the test above can turn red."""
+def test_a_mutation_of_the_engine_turns_the_comparison_red(
+    launcher: Any, data_root: Path, tmp_path: Path, mutation: str
+) -> None:
+    """With one line changed, eager and ddp end far apart."""
     file, line, replacement = MUTATIONS[mutation]
     shutil.copytree(Path(workloads.__file__).parent, tmp_path / "mutant" / "workloads")
     source = tmp_path / "mutant" / "workloads" / file
@@ -226,11 +230,11 @@ def test_a_mutation_of_the_engine_is_noticed(launcher: Any, data_root: Path, tmp
     env = {"PYTHONPATH": str(tmp_path / "mutant"), "PYTHONSAFEPATH": "1"}
 
     mutants = []
-    for way in (EAGER, DDP_2):
-        run = _write(launcher, tmp_path / "runs", data_root, **_train(way, Case("cnn", "sgd")))
-        launcher.succeed(run, ranks=way.ranks, env=env)
+    for variant in (EAGER, DDP_2):
+        run = _write(launcher, tmp_path / "runs", data_root, **_train(variant, Case("cnn", "sgd")))
+        launcher.succeed(run, ranks=variant.ranks, env=env)
         mutants.append(_learned(launcher, run))
-        assert mutants[-1].result.provenance["code_digest"] == _digest_of_code(env), "it was the mutant that ran"
+        assert mutants[-1].result.provenance["code_digest"] == _digest_of_code(env), "the mutant ran"
 
     assert _farthest(*mutants) > 1000 * CLOSE
 

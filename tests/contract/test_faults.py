@@ -1,4 +1,4 @@
-"""What a job does when something goes wrong in it: what is kept, what is said, how fast it ends."""
+"""Faults inside a job: what is kept, what the messages say, how fast it ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.ways import Way, missing_packages
+from tests.contract.variants import Variant, missing_packages
 from workloads import registry
 from workloads.job.entry import ExitCode
 
@@ -23,12 +23,13 @@ LONG: dict[str, Any] = FEW | {"epochs": 4000}
 """Still going when the fault comes."""
 
 
-def _hurt(what: str, *, strategy: str = "eager", step: int = 3) -> str:
-    """Code that makes a training step (0-based) do ``what``; it imports frameworks before the watchdog starts."""
+def _fault(what: str, *, strategy: str = "eager", step: int = 3) -> str:
+    """Return code that makes a training step (0-based) do ``what``; it imports torch before the watchdog starts."""
     return f"""
 import os, signal, time
 import workloads.engines.torch_loop
-from workloads.strategies.{strategy} import {strategy.capitalize()} as Strategy
+from workloads import registry
+Strategy = registry.strategies()["{strategy}"].create()
 whole, count = Strategy.train_step, iter(range(10**9))
 def train_step(self, batch):
     if next(count) == {step}:
@@ -44,12 +45,12 @@ def _trains(launcher: Any, run: Any, rank: int = 0, attempt: int = 1) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "ranks"), [("eager", 1), ("ddp", 2)])
-def test_killed_and_resumed_is_as_if_never_killed(
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
     launcher: Any, data_root: Path, tmp_path: Path, strategy: str, ranks: int
 ) -> None:
-    """kill -9 of all ranks in the middle of epoch 2, then a second attempt: every bit and loss of an undisturbed run.
+    """kill -9 of all ranks in the middle of epoch 2, then a second attempt: every bit and loss is equal.
 
-    Dropout and augmentation are on, so their random numbers must come back too; times add up over attempts.
+    Dropout and augmentation are on, so their random numbers must be restored too; times add up over attempts.
     """
     train = FEW | {
         "strategy": strategy,
@@ -65,7 +66,7 @@ def test_killed_and_resumed_is_as_if_never_killed(
         launcher.write(tmp_path / name, data_root=data_root, **train) for name in ("undisturbed", "killed")
     )
     launcher.succeed(undisturbed, ranks=ranks)
-    prelude = _hurt("os.kill(os.getpid(), signal.SIGKILL)", strategy=strategy, step=7)
+    prelude = _fault("os.kill(os.getpid(), signal.SIGKILL)", strategy=strategy, step=7)
     first = launcher.start(killed, ranks=ranks, prelude=prelude)
     assert first.exit_codes()[0] == -signal.SIGKILL
     assert not killed.attempt(1).result.exists()
@@ -88,7 +89,7 @@ def test_killed_and_resumed_is_as_if_never_killed(
 
 
 def test_a_damaged_checkpoint_is_set_aside(launcher: Any, data_root: Path, tmp_path: Path) -> None:
-    """Training starts over, says why, and keeps the damaged file."""
+    """Training starts over, prints why, and keeps the damaged file."""
     run = launcher.write(tmp_path, data_root=data_root, **FEW)
     run.checkpoint.parent.mkdir()
     run.checkpoint.write_bytes(b"PK\x03\x04 cut short")
@@ -118,11 +119,11 @@ def test_a_dead_rank_ends_the_others(launcher: Any, data_root: Path, tmp_path: P
     assert result.epochs_done and result.train_loss, "what was measured before is kept"
 
 
-def test_the_rank_that_failed_is_the_one_that_is_told_about(launcher: Any, data_root: Path, tmp_path: Path) -> None:
-    """Rank 1 raises: its words are the result's, not rank 0's complaint about a lost connection; both end at once."""
+def test_the_result_names_the_rank_that_failed(launcher: Any, data_root: Path, tmp_path: Path) -> None:
+    """Rank 1 raises: the result has its message, not rank 0's about the lost connection; both end at once."""
     run = launcher.write(tmp_path, data_root=data_root, strategy="ddp", hardware="cpu:2", **LONG)
     what = "if os.environ['SUBMITIT_LOCAL_GLOBALID'] == '1': raise RuntimeError('the seventh seal')"
-    prelude = _hurt(what, strategy="ddp")
+    prelude = _fault(what, strategy="ddp")
     started = launcher.start(run, ranks=2, prelude=prelude)
     assert started.exit_codes(within_s=60) == [ExitCode.FAILED] * 2
     result = run.attempt(1).read_result()
@@ -142,10 +143,10 @@ def test_the_rank_that_failed_is_the_one_that_is_told_about(launcher: Any, data_
 def test_a_hang_ends_the_process(launcher: Any, data_root: Path, tmp_path: Path, what: str) -> None:
     """No step for ``hang_timeout_s``: the process ends with exit code 1, also when no Python thread can run any more.
 
-    The stacks, which show the line it hangs in, are in ``hang.0.txt``.
+    ``hang.0.txt`` has the stacks, which show the line it hangs in.
     """
     run = launcher.write(tmp_path, data_root=data_root, execution={"hang_timeout_s": 4}, **LONG)
-    started = launcher.start(run, prelude=_hurt(what))
+    started = launcher.start(run, prelude=_fault(what))
     launcher.wait_for(lambda: launcher.events(run.attempt(1), "setup"), "the start")
     begun = time.monotonic()
     started.processes[0].wait(30)
@@ -167,8 +168,8 @@ def test_a_hang_while_starting_ends_the_process(launcher: Any, data_root: Path, 
     assert run.attempt(1).hang(0).read_text() or run.attempt(1).result.exists()
 
 
-def test_a_diverged_run_keeps_its_row(launcher: Any, data_root: Path, tmp_path: Path) -> None:
-    """A learning rate beyond reason makes the loss infinite or NaN: the run goes on to its end and is marked."""
+def test_a_diverged_run_keeps_its_result(launcher: Any, data_root: Path, tmp_path: Path) -> None:
+    """A huge learning rate makes the loss infinite or NaN: the run finishes and its result says so."""
     run = launcher.write(tmp_path, data_root=data_root, lr=1e30, **FEW)
     launcher.succeed(run)
     raw = run.attempt(1).result.read_text()
@@ -180,9 +181,9 @@ def test_a_diverged_run_keeps_its_row(launcher: Any, data_root: Path, tmp_path: 
 
 
 def test_out_of_memory_is_a_state_of_its_own(launcher: Any, data_root: Path, tmp_path: Path) -> None:
-    """What was measured before it is kept."""
+    """The result keeps what was measured before."""
     run = launcher.write(tmp_path, data_root=data_root, **LONG)
-    started = launcher.start(run, prelude=_hurt("raise MemoryError", step=7))
+    started = launcher.start(run, prelude=_fault("raise MemoryError", step=7))
     assert started.exit_codes() == [ExitCode.OUT_OF_MEMORY]
     result = run.attempt(1).read_result()
     assert (result.state, result.reason) == ("out_of_memory", "host_memory")
@@ -190,7 +191,7 @@ def test_out_of_memory_is_a_state_of_its_own(launcher: Any, data_root: Path, tmp
 
 
 def test_sigterm_ends_after_the_step_and_resumes(launcher: Any, data_root: Path, tmp_path: Path) -> None:
-    """Time limit, preemption or cancel: its own exit code, an event, no result, and a checkpoint to go on from."""
+    """Time limit, preemption or cancel: its own exit code, an event, no result, and a checkpoint to resume."""
     run = launcher.write(tmp_path, data_root=data_root, **LONG)
     started = launcher.start(run)
     launcher.wait_for(lambda: launcher.events(run.attempt(1), "checkpoint"), "the first checkpoint")
@@ -202,8 +203,8 @@ def test_sigterm_ends_after_the_step_and_resumes(launcher: Any, data_root: Path,
     assert not run.attempt(1).hang(0).exists()
 
 
-def test_fewer_ranks_than_planned_fail_by_name(launcher: Any, data_root: Path, tmp_path: Path) -> None:
-    """A 1-rank number is never stored as a 2-rank result; it fails before a framework is imported."""
+def test_fewer_ranks_than_planned_are_wrong_hardware(launcher: Any, data_root: Path, tmp_path: Path) -> None:
+    """One rank never writes a result for two; it fails before a framework is imported."""
     run = launcher.write(tmp_path, data_root=data_root, strategy="ddp", hardware="cpu:2")
     started = launcher.start(run, ranks=1, prelude="import sys; sys.modules['torch'] = None")
     assert started.exit_codes(within_s=10) == [ExitCode.WRONG_HARDWARE]
@@ -213,8 +214,8 @@ def test_fewer_ranks_than_planned_fail_by_name(launcher: Any, data_root: Path, t
     assert "Traceback" not in started.stderr()
 
 
-def test_another_gpu_than_planned_fails_by_name(launcher: Any, data_root: Path, tmp_path: Path) -> None:
-    """An A30 in place of an A100, as ``nvidia-smi`` tells it, within seconds and without a framework."""
+def test_another_gpu_than_planned_is_wrong_hardware(launcher: Any, data_root: Path, tmp_path: Path) -> None:
+    """An A30 in place of an A100, as ``nvidia-smi`` reports it, within seconds and without a framework."""
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho '0, GPU-1, NVIDIA A30, 24576'\n")
     tool.chmod(0o755)
@@ -227,8 +228,8 @@ def test_another_gpu_than_planned_fails_by_name(launcher: Any, data_root: Path, 
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_usable_gpu_fails_by_name(launcher: Any, data_root: Path, tmp_path: Path) -> None:
-    """The planned GPU is there by ``nvidia-smi`` and torch cannot use it: said, with versions; no run on the CPU."""
+def test_an_unusable_gpu_is_wrong_hardware(launcher: Any, data_root: Path, tmp_path: Path) -> None:
+    """nvidia-smi lists the planned GPU and torch cannot use it: the message has versions; nothing runs on the CPU."""
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho '0, GPU-1, NVIDIA A100-SXM4-80GB, 81920'\n")
     tool.chmod(0o755)
@@ -252,17 +253,20 @@ def test_an_unknown_timm_model_names_its_neighbours(launcher: Any, data_root: Pa
 
 
 @pytest.mark.parametrize(
-    ("way", "why"),
+    ("variant", "why"),
     [
-        (Way("eager", 1), "the last batch of an epoch has 1 of 19 samples and leaves a step with a single one or none"),
-        (Way("fsdp", 2, (("mixed_precision", "cast"),)), 'set mixed_precision = "autocast"'),
+        (
+            Variant("eager", 1),
+            "the last batch of an epoch has 1 of 19 samples and leaves a step with a single one or none",
+        ),
+        (Variant("fsdp", 2, (("mixed_precision", "cast"),)), 'set mixed_precision = "autocast"'),
     ],
     ids=str,
 )
-def test_batch_norm_that_no_plan_knows_of_is_found_before_training(
-    launcher: Any, data_root: Path, tmp_path: Path, way: Way, why: str
+def test_batch_norm_unknown_to_the_plan_is_checked_before_training(
+    launcher: Any, data_root: Path, tmp_path: Path, variant: Variant, why: str
 ) -> None:
-    """Which models of timm have it is known once they are built, and then told in the words of the plan."""
+    """timm's models are known to have batch norm once they are built; the message is then the plan's."""
     run = launcher.write(
         tmp_path,
         data_root=data_root,
@@ -271,9 +275,9 @@ def test_batch_norm_that_no_plan_knows_of_is_found_before_training(
         image_size=32,
         batch_size=19,
         precision="bf16",
-        **way.train,
+        **variant.train,
     )
-    started = launcher.start(run, ranks=way.ranks)
+    started = launcher.start(run, ranks=variant.ranks)
     assert set(started.exit_codes()) == {ExitCode.FAILED}
     result = run.attempt(1).read_result()
     assert (result.reason, result.steps_done) == ("input", None)
@@ -282,7 +286,7 @@ def test_batch_norm_that_no_plan_knows_of_is_found_before_training(
 
 
 def test_a_run_measures_itself(launcher: Any, data_root: Path, tmp_path: Path) -> None:
-    """Every figure that a table shows is there, none is a zero that means nothing, and the parts add up."""
+    """The result has every figure of the tables, none is a meaningless zero, and the parts add up."""
     run = launcher.write(tmp_path, data_root=data_root, **FEW | {"epochs": 2, "batch_size": 3})
     launcher.succeed(run)
     attempt = run.attempt(1)

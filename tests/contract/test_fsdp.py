@@ -1,4 +1,4 @@
-"""What ``fsdp`` keeps on a rank."""
+"""What ``fsdp`` gathers and keeps on a rank."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Fsdp.train_step = train_step
 
 @pytest.mark.parametrize(("model", "units"), [("swin_tiny", 15), ("vit_tiny", 12), ("resnet18", 8)])
 def test_units_are_blocks_and_hold_nearly_all_parameters(model: str, units: int) -> None:
-    """Also where a pipeline's layers are halves of blocks; what no unit holds is gathered as a whole."""
+    """Also where a pipeline's layers are halves of blocks; parameters outside of units are gathered together."""
     declaration = registry.models()[model]
     config = TrainConfig(model=model, dataset="digits", strategy="fsdp", hardware=Hardware("cpu", 2), cpus=2)
     assert declaration.layers is not None
@@ -49,7 +49,7 @@ def test_units_are_blocks_and_hold_nearly_all_parameters(model: str, units: int)
     assert held > 0.97 * sum(p.numel() for p in module.parameters())
 
 
-def test_a_model_that_has_no_layers_is_to_be_wrapped_as_a_whole() -> None:
+def test_a_model_without_layers_needs_wrap_model() -> None:
     def layers() -> Any:
         raise InputError("ConvNeXt of timm cannot be cut into layers", hint="a strategy that keeps the model whole")
 
@@ -70,18 +70,18 @@ def __init__(self, task):
     def note(module, *_):
         if module.training and os.environ["SUBMITIT_LOCAL_GLOBALID"] == "0":
             held = sum(p.numel() for p in module.parameters() if isinstance(p, DTensor))
-            place = pathlib.Path(os.environ["NOTES"], task.options["wrap"] + str(task.options["reshard"]))
-            place.write_text(str(held / sum(p.numel() for p in module.parameters())))
+            note = pathlib.Path(os.environ["NOTES"], task.options["wrap"] + str(task.options["reshard"]))
+            note.write_text(str(held / sum(p.numel() for p in module.parameters())))
     self.module.register_forward_hook(note)
 Fsdp.__init__ = __init__
 """
-"""Share of the parameters that a rank has given up when a forward pass is over."""
+"""Share of the parameters that are resharded after a forward pass."""
 
 
-def test_reshard_is_what_it_says(launcher: Any, data_root: Path, tmp_path: Path) -> None:
-    """Gathered parameters are given up after the forward pass, or none is, whatever is gathered at a time."""
+def test_reshard_decides_what_stays_gathered(launcher: Any, data_root: Path, tmp_path: Path) -> None:
+    """All gathered parameters are resharded after the forward pass, or none, whatever is gathered at a time."""
     train: dict[str, Any] = {"model": "vit_tiny", "dataset": "imagefolder/few", "hardware": "cpu:2", "steps": 1}
-    ways = [(wrap, reshard) for wrap in ("blocks", "model") for reshard in (True, False)]
+    combinations = [(wrap, reshard) for wrap in ("blocks", "model") for reshard in (True, False)]
     runs = [
         launcher.write(
             tmp_path,
@@ -90,17 +90,17 @@ def test_reshard_is_what_it_says(launcher: Any, data_root: Path, tmp_path: Path)
             strategy_options={"wrap": wrap, "reshard": reshard},
             **train,
         )
-        for wrap, reshard in ways
+        for wrap, reshard in combinations
     ]
     launcher.succeed(runs, ranks=2, prelude=SHARDED, env={"NOTES": str(tmp_path)})
-    shares = {way: float((tmp_path / "{}{}".format(*way)).read_text()) for way in ways}
+    shares = {(w, r): float((tmp_path / f"{w}{r}").read_text()) for w, r in combinations}
     assert shares["model", True] == 1 and shares["model", False] == shares["blocks", False] == 0
     assert 0.97 < shares["blocks", True] < 1
 
 
 @pytest.mark.parametrize("options", [{}, {"wrap": "model"}], ids=str)
 def test_a_rank_keeps_half(launcher: Any, data_root: Path, tmp_path: Path, options: dict[str, Any]) -> None:
-    """Of two ranks each has about half of the parameters and of Adam's two numbers for each; together they have all."""
+    """Each of two ranks has about half of the parameters and of Adam's state; together they have all."""
     run = launcher.write(
         tmp_path,
         data_root=data_root,

@@ -28,8 +28,8 @@ TRAIN: dict[str, Any] = {
 """An epoch is two steps, so an evaluation falls between two averages."""
 
 
-def test_replicas_go_their_own_way_between_averages(launcher: Any, data_root: Path, tmp_path: Path) -> None:
-    """Equal to a loop by hand that averages after step 3 only, whether or not evaluations look in between."""
+def test_replicas_train_apart_between_averages(launcher: Any, data_root: Path, tmp_path: Path) -> None:
+    """Equal to a loop by hand that averages after step 3 only, with and without evaluations in between."""
     often, once = (
         launcher.write(
             tmp_path, data_root=data_root, **TRAIN, eval_every=every, execution={"checkpoint_every": every or 1000}

@@ -1,7 +1,6 @@
-"""Resumed is as if never interrupted, whatever the strategy: parameters, running statistics, optimiser state, losses.
+"""A resumed run equals an uninterrupted one under every strategy: parameters, statistics, optimizer state, losses.
 
-That a rank may be killed at any point is tested with ``eager`` and ``ddp``; here it is the strategies' own state that
-counts.
+``test_faults.py`` kills ranks at any point, with ``eager`` and ``ddp``; here strategies restore their own state.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.contract.ways import Way, ways
+from tests.contract.variants import Variant, variants
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-WAYS = [Way("eager", 1), *ways(2)]
+VARIANTS = [Variant("eager", 1), *variants(2)]
 TRAIN: dict[str, Any] = {
     "dataset": "imagefolder/few",
     "model": "cnn",
@@ -52,32 +51,34 @@ def measure_layers_s(task, layers, samples):
     return [1.0 if len(measured) % 2 else 2.0 ** -number for number in range(len(layers))]
 partition.measure_layers_s = measure_layers_s
 """
-"""A run below ``undisturbed`` leaves its first checkpoint to the run below ``resumed``, which comes later.
+"""A run in ``undisturbed`` copies its first checkpoint to the run in ``resumed``, which comes later.
 
-Where layers are measured, they take another time in every attempt."""
+Measured times of layers differ between the two."""
 
 
 @pytest.fixture(scope="module")
-def pairs(launcher: Any, data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Way, tuple[Any, Any]]:
-    """(undisturbed run, run that goes on from its first checkpoint) of every way; one launch a number of ranks."""
+def pairs(launcher: Any, data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Variant, tuple[Any, Any]]:
+    """(undisturbed run, run that resumes its first checkpoint) of every variant; one launch per number of ranks."""
     root = tmp_path_factory.mktemp("runs")
     pairs = {
-        way: tuple(
-            launcher.write(root / name, data_root=data_root, **TRAIN, **way.train)
+        variant: tuple(
+            launcher.write(root / name, data_root=data_root, **TRAIN, **variant.train)
             for name in ("undisturbed", "resumed")
         )
-        for way in WAYS
+        for variant in VARIANTS
     }
-    for ranks in sorted({way.ranks for way in WAYS}):
-        runs = [run for way in WAYS if way.ranks == ranks for run in pairs[way]]
+    for ranks in sorted({variant.ranks for variant in VARIANTS}):
+        runs = [run for variant in VARIANTS if variant.ranks == ranks for run in pairs[variant]]
         launcher.succeed(runs, ranks=ranks, prelude=COPY_FIRST_CHECKPOINT, within_s=600)
     return pairs
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_resumed_is_as_if_never_interrupted(launcher: Any, pairs: dict[Way, tuple[Any, Any]], way: Way) -> None:
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    launcher: Any, pairs: dict[Variant, tuple[Any, Any]], variant: Variant
+) -> None:
     """Every bit of the last checkpoint and every loss, with dropout, augmentation and live batch norm."""
-    undisturbed, resumed = pairs[way]
+    undisturbed, resumed = pairs[variant]
     assert resumed.attempt(1).read_result().resumed_from_epoch == 1
     assert undisturbed.attempt(1).read_result().resumed_from_epoch is None
     one, two = (torch.load(run.checkpoint, weights_only=True) for run in (undisturbed, resumed))
@@ -90,18 +91,18 @@ def test_resumed_is_as_if_never_interrupted(launcher: Any, pairs: dict[Way, tupl
     assert undisturbed.attempt(1).read_result().test_loss == resumed.attempt(1).read_result().test_loss
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_a_cut_is_told_and_kept(pairs: dict[Way, tuple[Any, Any]], way: Way) -> None:
-    """Layers of each part, the same in both; models that stay whole have none."""
-    one, two = (run.attempt(1).read_result().balance_applied for run in pairs[way])
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_the_balance_is_recorded_and_kept(pairs: dict[Variant, tuple[Any, Any]], variant: Variant) -> None:
+    """Layers of each part, the same in both; models that stay whole have no balance."""
+    one, two = (run.attempt(1).read_result().balance_applied for run in pairs[variant])
     assert one == two
-    assert sum(one) == LAYERS if way.declaration.needs_layers else one is None
+    assert sum(one) == LAYERS if variant.declaration.needs_layers else one is None
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_a_checkpoint_is_that_of_the_whole_model(pairs: dict[Way, tuple[Any, Any]], way: Way) -> None:
-    """Names, shapes and types of model and optimiser are eager's, in its order."""
-    eager, other = (torch.load(pairs[w][0].checkpoint, weights_only=True) for w in (WAYS[0], way))
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_checkpoint_holds_the_whole_model(pairs: dict[Variant, tuple[Any, Any]], variant: Variant) -> None:
+    """Names, shapes and dtypes of model and optimizer are eager's, in its order."""
+    eager, other = (torch.load(pairs[w][0].checkpoint, weights_only=True) for w in (VARIANTS[0], variant))
     assert _outline(other["model"]) == _outline(eager["model"])
     assert _outline(other["optimizer"]["state"]) == _outline(eager["optimizer"]["state"])
     assert other["optimizer"]["param_groups"][0]["params"] == eager["optimizer"]["param_groups"][0]["params"]

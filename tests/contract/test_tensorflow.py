@@ -1,7 +1,7 @@
-"""The TensorFlow engine learns what torch's ``eager`` learns: same weights, batches, crops, optimiser, loss, figures.
+"""Every TensorFlow strategy equals torch's ``eager``: same weights, batches, crops, optimizer, loss, figures.
 
-All runs of TensorFlow share one process, since its import takes longer than they do; two logical CPU devices stand for
-two devices. TensorFlow knows double precision, so equality is asked for as closely as of torch's own strategies.
+All TensorFlow runs share one process, because its import takes longer than they do; two logical CPU devices stand for
+two devices. The bound is that of torch's strategies, because TensorFlow computes in double precision too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.contract.by_hand import train_by_hand
-from tests.contract.ways import Way, missing_packages
+from tests.contract.variants import Variant, missing_packages, widest
 from workloads import registry
 
 torch = pytest.importorskip("torch")
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.torch
 
 CLOSE = 1e-9
 NUM_TEST = 21
-EAGER, TF_EAGER = Way("eager", 1), Way("tf_eager", 1)
-MIRRORED, PARALLEL = Way("tf_mirrored", 2), Way("tf_model_parallel", 2)
-TF_WAYS = [TF_EAGER, MIRRORED, PARALLEL]
+EAGER, TF_EAGER = Variant("eager", 1), Variant("tf_eager", 1)
+TF_VARIANTS = widest(1, 2, framework=registry.TENSORFLOW)
+ON_TWO_DEVICES = [variant for variant in TF_VARIANTS if variant.devices == 2]
 
 COMMON: dict[str, Any] = {
     "model": "cnn",
@@ -52,13 +52,12 @@ CASES: dict[str, dict[str, Any]] = {
         **{"batch_norm": "batch", "batch_size": 12, "drop_last": True, "epochs": 2, "precision": "fp32"},
     },
 }
-"""``odd``: batches of 19, 19 and 1 sample, of the last of which a second replica has none. ``undisturbed`` is written
-twice, the second time to go on from the first one's first checkpoint."""
+"""``odd``: batches of 19, 19 and 1 samples, of the last of which a second replica has none. ``undisturbed`` runs twice,
+the second time from the first one's first checkpoint."""
 COMPARED = [
-    *((way, "sgd") for way in TF_WAYS),
-    *((MIRRORED, "adamw"), (MIRRORED, "odd")),
+    *((variant, "sgd") for variant in TF_VARIANTS),
+    *((variant, case) for variant in TF_VARIANTS if variant.declaration.splits_batch for case in ("adamw", "odd")),
 ]
-RESUMED = [MIRRORED, PARALLEL]
 
 COPY_FIRST_CHECKPOINT = """
 from pathlib import Path
@@ -79,8 +78,8 @@ needs_tensorflow = pytest.mark.skipif(
 )
 
 
-def _write(launcher: Any, runs: Path, data_root: Path, way: Way, case: str) -> Any:
-    train = COMMON | CASES[case] | way.train
+def _write(launcher: Any, runs: Path, data_root: Path, variant: Variant, case: str) -> Any:
+    train = COMMON | CASES[case] | variant.train
     every = 1 if case == "undisturbed" else 1000
     return launcher.write(
         runs, data_root=data_root, execution={"checkpoint_every": every, "hang_timeout_s": 300}, **train
@@ -89,18 +88,18 @@ def _write(launcher: Any, runs: Path, data_root: Path, way: Way, case: str) -> A
 
 @pytest.fixture(scope="module")
 def trained(launcher: Any, data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
-    """(way, case) -> run."""
+    """(variant, case) -> run."""
     root = tmp_path_factory.mktemp("runs")
-    wanted = [*COMPARED, (TF_EAGER, "single"), *((way, "norm") for way in TF_WAYS)]
+    wanted = [*COMPARED, (TF_EAGER, "single"), *((variant, "norm") for variant in TF_VARIANTS)]
     runs = {key: _write(launcher, root / "compared", data_root, *key) for key in wanted}
-    for way in RESUMED:
+    for variant in ON_TWO_DEVICES:
         for name in ("undisturbed", "resumed"):
-            runs[way, name] = _write(launcher, root / name, data_root, way, "undisturbed")
+            runs[variant, name] = _write(launcher, root / name, data_root, variant, "undisturbed")
     references = {
         (EAGER, case): _write(launcher, root / "eager", data_root, EAGER, case)
         for case in ("sgd", "adamw", "odd", "single")
     }
-    # Those of two devices first: how many there are is settled when TensorFlow is first used.
+    # Two devices first: TensorFlow makes its logical devices when it is first used, and cannot add any.
     ordered = sorted(runs, key=lambda key: (-key[0].devices, key[1] == "resumed"))
     launcher.succeed([runs[key] for key in ordered], prelude=COPY_FIRST_CHECKPOINT, within_s=900)
     launcher.succeed(list(references.values()), within_s=600)
@@ -126,10 +125,12 @@ def _farthest(arrays: dict[str, Any], tensors: dict[str, Any]) -> float:
 
 
 @needs_tensorflow
-@pytest.mark.parametrize(("way", "case"), COMPARED, ids=str)
-def test_it_learns_what_eager_learns(launcher: Any, trained: dict[Any, Any], way: Way, case: str) -> None:
-    """Every parameter and every loss within 1e-9 in float64, with odd batches, crops and schedule; the figures too."""
-    run, eager = trained[way, case], trained[EAGER, case]
+@pytest.mark.parametrize(("variant", "case"), COMPARED, ids=str)
+def test_every_tensorflow_strategy_equals_eager(
+    launcher: Any, trained: dict[Any, Any], variant: Variant, case: str
+) -> None:
+    """Every parameter and loss within 1e-9 in float64, with odd batches, crops and schedule; the figures too."""
+    run, eager = trained[variant, case], trained[EAGER, case]
     learned = torch.load(eager.checkpoint, weights_only=True)["model"]
     assert _farthest(_state(run)["model"], learned) < CLOSE
     assert _losses(launcher, run) == pytest.approx(_losses(launcher, eager), abs=CLOSE)
@@ -144,21 +145,21 @@ def test_it_learns_what_eager_learns(launcher: Any, trained: dict[Any, Any], way
 
 
 @needs_tensorflow
-def test_first_losses_in_single_precision_are_eagers(launcher: Any, trained: dict[Any, Any]) -> None:
-    """Ten steps of Adam; both frameworks then use the kernels that users get."""
-    found, expected = (_losses(launcher, trained[way, "single"]) for way in (TF_EAGER, EAGER))
+def test_first_losses_in_single_precision_equal_eagers(launcher: Any, trained: dict[Any, Any]) -> None:
+    """Ten steps of Adam, with the kernels that users get."""
+    found, expected = (_losses(launcher, trained[variant, "single"]) for variant in (TF_EAGER, EAGER))
     assert len(found) == 10
     assert found == pytest.approx(expected, abs=1e-3)
     assert found[-1] < found[0]
 
 
 @needs_tensorflow
-@pytest.mark.parametrize("way", TF_WAYS, ids=str)
-def test_how_real_batch_norm_is_treated(trained: dict[Any, Any], data_root: Path, way: Way) -> None:
-    """Equal to torch by hand: each replica normalises its part and their running statistics are averaged, or one sees
-    the whole batch; the running variance is the unbiased one."""
-    run = trained[way, "norm"]
-    treatment = way.declaration.batch_norm_treatment
+@pytest.mark.parametrize("variant", TF_VARIANTS, ids=str)
+def test_live_batch_norm_equals_a_loop_by_hand(trained: dict[Any, Any], data_root: Path, variant: Variant) -> None:
+    """Each replica normalizes its part and running statistics are averaged, or one sees the whole batch; the running
+    variance is the unbiased one."""
+    run = trained[variant, "norm"]
+    treatment = variant.declaration.batch_norm_treatment
     model, test_loss = train_by_hand(run.read_spec().train, data_root, 2 if treatment == "per_rank" else 1)
     assert run.attempt(1).read_result().batch_norm_treatment == treatment
     assert _farthest(_state(run)["model"], model) < CLOSE
@@ -166,7 +167,9 @@ def test_how_real_batch_norm_is_treated(trained: dict[Any, Any], data_root: Path
 
 
 @needs_tensorflow
-def test_a_result_tells_the_cut_and_that_there_is_no_batch_norm(launcher: Any, data_root: Path, tmp_path: Path) -> None:
+def test_the_result_names_the_balance_and_the_lack_of_batch_norm(
+    launcher: Any, data_root: Path, tmp_path: Path
+) -> None:
     run = launcher.write(
         tmp_path,
         data_root=data_root,
@@ -184,10 +187,10 @@ def test_a_result_tells_the_cut_and_that_there_is_no_batch_norm(launcher: Any, d
 
 
 @needs_tensorflow
-@pytest.mark.parametrize("way", RESUMED, ids=str)
-def test_resumed_is_as_if_never_interrupted(launcher: Any, trained: dict[Any, Any], way: Way) -> None:
+@pytest.mark.parametrize("variant", ON_TWO_DEVICES, ids=str)
+def test_a_resumed_run_equals_an_uninterrupted_one(launcher: Any, trained: dict[Any, Any], variant: Variant) -> None:
     """Every bit of the last checkpoint and every loss, with dropout, crops and live batch norm."""
-    undisturbed, resumed = trained[way, "undisturbed"], trained[way, "resumed"]
+    undisturbed, resumed = trained[variant, "undisturbed"], trained[variant, "resumed"]
     assert resumed.attempt(1).read_result().resumed_from_epoch == 1
     losses = [_losses(launcher, run) for run in (undisturbed, resumed)]
     assert len(losses[0]) == 6 and losses[0][3:] == losses[1]
@@ -209,10 +212,10 @@ sys.meta_path.insert(0, Refuse())
 
 
 @needs_tensorflow
-def test_without_torch_it_trains_from_weights_of_keras_and_says_so(
+def test_without_torch_it_starts_from_keras_weights_and_records_that(
     launcher: Any, data_root: Path, tmp_path: Path
 ) -> None:
-    """Nothing of the engine needs torch; the loss falls."""
+    """The engine does not need torch; the loss falls."""
     run = _write(launcher, tmp_path, data_root, TF_EAGER, "single")
     launcher.succeed(run, prelude=WITHOUT_TORCH)
     result = run.attempt(1).read_result()
@@ -271,13 +274,8 @@ print("equal")
 
 
 @needs_tensorflow
-def test_keras_forms_compute_what_torchs_compute() -> None:
+def test_keras_models_equal_torchs() -> None:
     """ResNet-50 with both stems and VGG16, at sizes where padding and pooling are uneven; parameters have torch's names
-    in torch's order, and survive the way there and back."""
+    in torch's order, and converting them there and back changes nothing."""
     done = subprocess.run([sys.executable, "-c", FORMS], capture_output=True, text=True, timeout=600, check=False)
     assert done.stdout.endswith("equal\n"), done.stderr
-
-
-def test_every_strategy_of_tensorflow_is_under_test() -> None:
-    found = {name for name, d in registry.strategies().items() if d.framework == registry.TENSORFLOW}
-    assert found == {way.strategy for way in TF_WAYS}

@@ -15,14 +15,14 @@ pytestmark = [
 ]
 
 from tests.contract.conftest import data_root, launcher  # noqa: E402, F401 (fixtures)
-from tests.contract.ways import Way  # noqa: E402
+from tests.contract.variants import Variant  # noqa: E402
 
-EAGER = Way("eager", 1, kind="gpu")
-WAYS = [
+EAGER = Variant("eager", 1, kind="gpu")
+VARIANTS = [
     EAGER,
-    Way("local_sgd", 2, (("period", 1),), kind="gpu"),
-    Way("ddp", 2, kind="gpu"),
-    Way("ddp", 2, (("bucket_cap_mb", 1), ("static_graph", True)), kind="gpu"),
+    Variant("local_sgd", 2, (("period", 1),), kind="gpu"),
+    Variant("ddp", 2, kind="gpu"),
+    Variant("ddp", 2, (("bucket_cap_mb", 1), ("static_graph", True)), kind="gpu"),
 ]
 
 RATE = 2.0**-7
@@ -68,43 +68,43 @@ def _losses(launcher: Any, run: Any) -> list[float]:  # noqa: F811
     return [*steps, run.attempt(1).read_result().test_loss]
 
 
-def _write(launcher: Any, root: Path, images: Path, way: Way, case: str, compile: str) -> Any:  # noqa: A002, F811
-    expect = {"gpus_per_node": way.devices}
-    train = CASES[case] | {"compile": compile} | way.train
+def _write(launcher: Any, root: Path, images: Path, variant: Variant, case: str, compile: str) -> Any:  # noqa: A002, F811
+    expect = {"gpus_per_node": variant.devices}
+    train = CASES[case] | {"compile": compile} | variant.train
     return launcher.write(root, data_root=images, expect=expect, execution={"hang_timeout_s": 300}, **train)
 
 
 @pytest.mark.parametrize(
-    ("way", "case"),
+    ("variant", "case"),
     [(EAGER, case) for case in CASES]
-    + [(way, case) for way in WAYS[1:] for case in SPLIT if way.strategy == "ddp"]
+    + [(variant, case) for variant in VARIANTS[1:] for case in SPLIT if variant.strategy == "ddp"]
     # Without Adam: each rank's own Adam would see only its part of the batch.
-    + [(WAYS[1], "momentum")],
+    + [(VARIANTS[1], "momentum")],
     ids=str,
 )
 def test_recorded_steps_give_the_losses_of_plain_steps(
     launcher: Any,  # noqa: F811
     data_root: Path,  # noqa: F811
     tmp_path: Path,
-    way: Way,
+    variant: Variant,
     case: str,
 ) -> None:
     """Smaller last batches and evaluations are not recorded: each rank replays the 14 full batches of 20 steps.
 
     Dropout of an epoch depends on the seed only, not on whether steps are recorded.
     """
-    if torch.cuda.device_count() < way.devices:
+    if torch.cuda.device_count() < variant.devices:
         pytest.skip("needs two GPUs")
     plain = _write(launcher, tmp_path, data_root, EAGER, case, "off")
-    recorded = _write(launcher, tmp_path, data_root, way, case, "graphs")
+    recorded = _write(launcher, tmp_path, data_root, variant, case, "graphs")
     launcher.succeed(plain)
     counter = tmp_path / "replays"
-    launcher.succeed(recorded, ranks=way.ranks, within_s=400, prelude=COUNT_REPLAYS, env={"REPLAYS": str(counter)})
+    launcher.succeed(recorded, ranks=variant.ranks, within_s=400, prelude=COUNT_REPLAYS, env={"REPLAYS": str(counter)})
     found, expected = _losses(launcher, recorded), _losses(launcher, plain)
     assert found == pytest.approx(expected, abs=CLOSE.get(case, 1e-9))
     assert expected[-2] < expected[0]
     full = sum(1 for step in range(20) if step % 3 != 2)
-    starvation = (counter.stat().st_size - full * way.ranks) / way.ranks
+    starvation = (counter.stat().st_size - full * variant.ranks) / variant.ranks
     assert starvation in range(22), (
         "every full batch is replayed, and one more batch after training, for starvation_ratio"
     )
@@ -114,48 +114,48 @@ def test_recorded_steps_give_the_losses_of_plain_steps(
 BY_SIZE = ("balance_by", "size")
 """Cut by size: measuring layer times would replay further graphs."""
 PIPELINES = [
-    *(Way("pipeline", 2, (("schedule", schedule), BY_SIZE), kind="gpu") for schedule in ("gpipe", "interleaved")),
-    Way("pipeline", 2, (("chunks", 8), BY_SIZE), kind="gpu"),
+    *(Variant("pipeline", 2, (("schedule", schedule), BY_SIZE), kind="gpu") for schedule in ("gpipe", "interleaved")),
+    Variant("pipeline", 2, (("chunks", 8), BY_SIZE), kind="gpu"),
 ]
 
 
 @pytest.mark.parametrize("case", ["momentum", "adam", "bf16"])
-@pytest.mark.parametrize("way", PIPELINES, ids=str)
+@pytest.mark.parametrize("variant", PIPELINES, ids=str)
 def test_recorded_stages_give_the_losses_of_eager(
     launcher: Any,  # noqa: F811
     data_root: Path,  # noqa: F811
     tmp_path: Path,
-    way: Way,
+    variant: Variant,
     case: str,
 ) -> None:
     """There are two replays per micro-batch and stage, in all steps, because smaller batches are padded."""
-    if torch.cuda.device_count() < way.devices:
+    if torch.cuda.device_count() < variant.devices:
         pytest.skip("needs two GPUs")
     plain = _write(launcher, tmp_path, data_root, EAGER, case, "off")
-    recorded = _write(launcher, tmp_path, data_root, way, case, "graphs")
+    recorded = _write(launcher, tmp_path, data_root, variant, case, "graphs")
     launcher.succeed(plain)
     counter = tmp_path / "replays"
     launcher.succeed(recorded, ranks=2, within_s=400, prelude=COUNT_REPLAYS, env={"REPLAYS": str(counter)})
     assert _losses(launcher, recorded) == pytest.approx(_losses(launcher, plain), abs=CLOSE.get(case, 1e-9))
-    per_step = way.all_options["chunks"] * (4 if way.all_options["schedule"] == "interleaved" else 2) * 2
+    per_step = variant.all_options["chunks"] * (4 if variant.all_options["schedule"] == "interleaved" else 2) * 2
     assert counter.stat().st_size >= 20 * per_step and counter.stat().st_size % per_step == 0
 
 
 @pytest.mark.parametrize("how", ["default", "default_graphs"])
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[2], PIPELINES[0]], ids=str)
+@pytest.mark.parametrize("variant", [VARIANTS[0], VARIANTS[2], PIPELINES[0]], ids=str)
 def test_compiled_kernels_give_the_losses_of_eager_kernels(
     launcher: Any,  # noqa: F811
     data_root: Path,  # noqa: F811
     tmp_path: Path,
-    way: Way,
+    variant: Variant,
     how: str,
 ) -> None:
-    if torch.cuda.device_count() < way.devices:
+    if torch.cuda.device_count() < variant.devices:
         pytest.skip("needs two GPUs")
     plain = _write(launcher, tmp_path, data_root, EAGER, "momentum", "off")
-    fast = _write(launcher, tmp_path, data_root, way, "momentum", how)
+    fast = _write(launcher, tmp_path, data_root, variant, "momentum", how)
     launcher.succeed(plain)
-    launcher.succeed(fast, ranks=way.ranks, within_s=500)
+    launcher.succeed(fast, ranks=variant.ranks, within_s=500)
     assert _losses(launcher, fast) == pytest.approx(_losses(launcher, plain), abs=1e-9)
 
 

@@ -17,10 +17,10 @@ pytestmark = [
 
 from orchestrator.backends.local.machine import local_machine  # noqa: E402
 from tests.contract.conftest import data_root, launcher  # noqa: E402, F401 (fixtures)
-from tests.contract.ways import Way, ways  # noqa: E402
+from tests.contract.variants import Variant, variants  # noqa: E402
 
-EAGER = Way("eager", 1, kind="gpu")
-WAYS = ways(2, kind="gpu")
+EAGER = Variant("eager", 1, kind="gpu")
+VARIANTS = variants(2, kind="gpu")
 SHARED: dict[str, Any] = {"dataset": "imagefolder/few", "dropout": 0.0, "batch_size": 8, "eval_every": 0, "lr": 0.01}
 CASES: dict[str, dict[str, Any]] = {
     "vit_tiny": SHARED | {"model": "vit_tiny", "precision": "fp64", "steps": 7},
@@ -49,21 +49,21 @@ def losses(
     launcher: Any,  # noqa: F811
     data_root: Path,  # noqa: F811
     tmp_path_factory: pytest.TempPathFactory,
-) -> dict[tuple[Way, str], list[float]]:
+) -> dict[tuple[Variant, str], list[float]]:
     """Losses of each step, then the test loss, of eager and of the strategies that this session tests."""
     root = tmp_path_factory.mktemp("runs")
     tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    wanted = [item.callspec.params.get("way") for item in tests if hasattr(item, "callspec")]
+    wanted = [item.callspec.params.get("variant") for item in tests if hasattr(item, "callspec")]
     runs = {
-        (way, case): launcher.write(
-            root, data_root=data_root, expect={"gpus_per_node": way.devices}, **train, **way.train
+        (variant, case): launcher.write(
+            root, data_root=data_root, expect={"gpus_per_node": variant.devices}, **train, **variant.train
         )
-        for way in (EAGER, *(way for way in WAYS if way in wanted))
+        for variant in (EAGER, *(variant for variant in VARIANTS if variant in wanted))
         for case, train in CASES.items()
     }
     # One set of processes per strategy, as in real runs: DeepSpeed patches torch for the whole process.
-    for strategy, ranks in sorted({(way.strategy, way.ranks) for way, _ in runs}):
-        own = [run for (way, _), run in runs.items() if (way.strategy, way.ranks) == (strategy, ranks)]
+    for strategy, ranks in sorted({(variant.strategy, variant.ranks) for variant, _ in runs}):
+        own = [run for (variant, _), run in runs.items() if (variant.strategy, variant.ranks) == (strategy, ranks)]
         launcher.succeed(own, ranks=ranks, within_s=500)
     found = {}
     for key, run in runs.items():
@@ -73,15 +73,15 @@ def losses(
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_losses_on_two_gpus_equal_those_of_eager(
-    losses: dict[tuple[Way, str], list[float]], way: Way, case: str
+    losses: dict[tuple[Variant, str], list[float]], variant: Variant, case: str
 ) -> None:
     """In bf16 this requires that autocast is active in the threads of torchgpipe and nn.DataParallel."""
-    close = CLOSE[case] if way.has_double_precision else max(CLOSE[case], CLOSE_IN_SINGLE)
-    assert losses[way, case] == pytest.approx(losses[EAGER, case], abs=close)
+    close = CLOSE[case] if variant.has_double_precision else max(CLOSE[case], CLOSE_IN_SINGLE)
+    assert losses[variant, case] == pytest.approx(losses[EAGER, case], abs=close)
     assert losses[EAGER, case][-2] < losses[EAGER, case][0]
 
 
 def test_all_strategies_are_tested() -> None:
-    assert {way.strategy for way in WAYS} >= {"ddp", "fsdp", "data_parallel", "model_parallel", "pipeline"}
+    assert {variant.strategy for variant in VARIANTS} >= {"ddp", "fsdp", "data_parallel", "model_parallel", "pipeline"}

@@ -54,4 +54,6 @@ def test_a_rank_with_one_visible_gpu_takes_number_0_and_warns(
     job: Any = SimpleNamespace(spec=SimpleNamespace(expect=expect), world=World.from_environment(environment))
     assert torch_devices.choose_device(job) == torch.device("cuda", 0) == taken[0]
     said = capsys.readouterr().err
-    assert "rank 1 sees 1 of 2 GPUs: they are bound to tasks" in said and "ask for GPUs by node, not by task" in said
+    assert (
+        "rank 1 sees 1 of 2 GPUs: Slurm bound them to tasks" in said and "request GPUs per node, not per task" in said
+    )

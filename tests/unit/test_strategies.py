@@ -41,14 +41,14 @@ def _has_balance(strategy: str) -> bool:
             (
                 CAST,
                 {"precision": "bf16", "batch_norm": how},
-                'mixed_precision = "cast" makes weights bf16, which batch norm cannot use beside its fp32 statistics: '
+                'mixed_precision = "cast" casts weights to bf16, which batch norm cannot use with its fp32 statistics: '
                 'set mixed_precision = "autocast"',
             )
             for how in ("batch", "frozen")
         ),
         (CAST, {"precision": "bf16", "model": "timm/resnet10t"}, ""),
         ('"local_sgd"', {"optimizer": "adam"}, ""),
-        ('"horovod"', {"channels_last": True}, "Horovod averages contiguous gradients only: no channels_last"),
+        ('"horovod"', {"channels_last": True}, "Horovod averages only contiguous gradients, without channels_last"),
         ('"eager"', {"compile": "default", "hardware": "cpu:1"}, ""),
         ('"tf_eager"', {"cudnn_benchmark": True, "hardware": "gpu:1"}, "cudnn_benchmark is a setting of torch"),
         ('"ddp"', {"compile": "default"}, ""),
@@ -63,37 +63,37 @@ def _has_balance(strategy: str) -> bool:
         (
             '{ name = "ddp", gradient_compression = "bf16" }',
             {"compile": "graphs", "hardware": "gpu:2"},
-            'compile = "graphs" records DDP\'s own all-reduce, not one with gradient_compression',
+            'compile = "graphs" captures DDP\'s own all-reduce, not one with gradient_compression',
         ),
         (
             '"data_parallel"',
             {"compile": "graphs", "hardware": "gpu:2"},
-            "nn.DataParallel copies the model in every step: neither compiled code nor a CUDA graph outlives a copy",
+            "nn.DataParallel copies the model in every step, and compiled code and CUDA graphs belong to one copy",
         ),
         (
             '"fsdp"',
             {"compile": "graphs", "hardware": "gpu:2"},
-            "FSDP2 takes and gives up memory in every step, and a CUDA graph keeps its own",
+            "FSDP2 allocates and frees parameters in every step, which a CUDA graph cannot capture",
         ),
         (
             '"horovod"',
             {"compile": "default_graphs", "hardware": "gpu:2"},
-            "Horovod's all-reduce starts in a thread of its own, which no CUDA graph records",
+            "Horovod's own thread starts the all-reduce, which a CUDA graph cannot capture",
         ),
         (
             '"model_parallel"',
             {"compile": "graphs", "hardware": "gpu:2"},
-            "a step over two GPUs of one process is more than one CUDA graph can hold",
+            "one CUDA graph cannot capture a step over two GPUs",
         ),
         (
             '"gpipe"',
             {"compile": "default"},
-            "torchgpipe runs a model's parts in threads of its own, where torch.compile and CUDA graphs do not reach",
+            "torchgpipe runs the model's parts in its own threads, which torch.compile and CUDA graphs do not cover",
         ),
         (
             '{ name = "pipeline", schedule = "zero_bubble" }',
             {"compile": "default"},
-            "schedule zero_bubble cuts a stage's backward pass in two, which code and graphs have in one piece",
+            "schedule zero_bubble splits a stage's backward pass, which compiled code and CUDA graphs run as one",
         ),
         ('"ddp"', {"cudnn_benchmark": True}, "cudnn_benchmark is for NVIDIA GPUs: on CPU there is no cuDNN"),
         ('"ddp"', {"cudnn_benchmark": True, "hardware": "gpu:2"}, ""),
@@ -110,33 +110,33 @@ def _has_balance(strategy: str) -> bool:
             "fault_epoch 4 would never come: the run has 3 epochs",
         ),
         ('"deepspeed"', {}, ""),
-        ('"deepspeed"', {"channels_last": True}, "ZeRO keeps parameters in flat buffers: no channels_last"),
+        ('"deepspeed"', {"channels_last": True}, "ZeRO keeps parameters in flat buffers, without channels_last"),
         (
             '"deepspeed"',
             {"precision": "fp64"},
-            "ZeRO updates parameters in single precision, so fp64 would be that in name only",
+            "ZeRO updates parameters in single precision, so it cannot train in fp64",
         ),
-        ('{ name = "deepspeed", stage = 4 }', {}, "ZeRO has the stages 1, 2 and 3, and stage is 4"),
+        ('{ name = "deepspeed", stage = 4 }', {}, "ZeRO has stages 1, 2 and 3, and stage is 4"),
         (
             '"deepspeed"',
             {"compile": "default"},
-            "ZeRO's hooks gather and reduce between the layers of every step",
+            "ZeRO's hooks gather and reduce between layers, outside of compiled code and CUDA graphs",
         ),
         ('"tf_mirrored"', {"precision": "fp64"}, ""),
         (
             '"tf_mirrored"',
             {"channels_last": True},
-            "TensorFlow keeps channels last whatever channels_last says: leave it out",
+            "TensorFlow always stores channels last: remove channels_last",
         ),
         (
             '"tf_mirrored"',
             {"loader": "dataloader"},
-            'the loader dataloader is PyTorch\'s; TensorFlow reads arrays through tf.data: loader = "resident"',
+            'loader = "dataloader" is for PyTorch: TensorFlow needs loader = "resident"',
         ),
         (
             '"tf_mirrored"',
             {"compile": "default"},
-            "TensorFlow traces its steps into graphs whatever compile says: leave it out",
+            "TensorFlow always traces its steps into graphs: remove compile",
         ),
         ('{ name = "tf_mirrored", all_reduce = "nccl" }', {}, 'all_reduce = "nccl" is for GPUs'),
         ('"tf_mirrored"', {"model": "vit_tiny"}, "vit_tiny is not written for tensorflow, which tf_mirrored needs"),
@@ -167,7 +167,7 @@ def _has_balance(strategy: str) -> bool:
             (
                 f'{{ name = "{name}", balance = [20, 2], balance_by = "{by}" }}',
                 {},
-                f'balance_by = "{by}" means nothing beside balance [20, 2]: remove one of them',
+                f'balance_by = "{by}" is ignored with balance [20, 2]: remove one of them',
             )
             for name, by in {"gpipe": "size", "pipeline": "size", "model_parallel": "time"}.items()
         ),
@@ -175,16 +175,16 @@ def _has_balance(strategy: str) -> bool:
         (
             '{ name = "fsdp", wrap = "model", min_unit_parameters = 5 }',
             {},
-            'min_unit_parameters means nothing beside wrap = "model": leave one of the two out',
+            'min_unit_parameters has no effect with wrap = "model": remove one of them',
         ),
         ('{ name = "tf_model_parallel", balance = [1, 21] }', {}, ""),
         (
             '{ name = "gpipe", segments = 23 }',
             {},
-            "gpipe cannot cut cnn: 22 layers cannot be shared out to 23 parts",
+            "gpipe cannot cut cnn: 22 layers cannot be split into 23 parts",
         ),
         ('{ name = "gpipe", balance = [1, 1] }', {"model": "timm/resnet10t"}, ""),
-        ('{ name = "gpipe", segments = 1 }', {}, "1 segments cannot be shared out to the 2 devices of cpu:2"),
+        ('{ name = "gpipe", segments = 1 }', {}, "1 segments are too few for the 2 devices of cpu:2"),
         ('{ name = "gpipe", chunks = 60 }', {}, ""),
         ('"pipeline"', {}, ""),
         (
@@ -205,7 +205,7 @@ def _has_balance(strategy: str) -> bool:
         (
             '"pipeline"',
             {"channels_last": True},
-            "what travels between stages is contiguous, so channels_last means nothing",
+            "messages between stages are contiguous, so channels_last has no effect",
         ),
         (
             '{ name = "pipeline", chunks = 7 }',
@@ -225,19 +225,19 @@ def test_what_cannot_be_is_excluded_with_its_reason(strategy: str, keys: dict[st
 @pytest.mark.parametrize(
     ("strategy", "hardware", "why"),
     [
-        ('"data_parallel"', "cpu:2", "data_parallel needs GPUs: on a CPU nn.DataParallel is the module itself"),
-        ('"data_parallel"', "gpu:2x2", "data_parallel is one process, which cannot drive the GPUs of 2 nodes"),
+        ('"data_parallel"', "cpu:2", "data_parallel needs GPUs: on a CPU, nn.DataParallel calls the module directly"),
+        ('"data_parallel"', "gpu:2x2", "data_parallel is one process, which cannot use the GPUs of 2 nodes"),
         ('"tf_eager"', "cpu:2", "tf_eager trains on one device and cpu:2 has 2"),
-        ('"tf_mirrored"', "gpu:2x2", "tf_mirrored is one process, which cannot drive the devices of 2 nodes"),
+        ('"tf_mirrored"', "gpu:2x2", "tf_mirrored is one process, which cannot use the devices of 2 nodes"),
         ('"tf_model_parallel"', "gpu:1", "tf_model_parallel has two parts for two devices of one node, not for gpu:1"),
         ('"model_parallel"', "gpu:4", "model_parallel has two parts for two devices of one node, not for gpu:4"),
-        ('"gpipe"', "gpu:2x2", "gpipe is one process, which cannot drive the devices of 2 nodes"),
+        ('"gpipe"', "gpu:2x2", "gpipe is one process, which cannot use the devices of 2 nodes"),
         (
             '{ name = "pipeline", chunks = 24 }',
             "cpu:24",
-            "pipeline cannot cut cnn: 22 layers cannot be shared out to 24",
+            "pipeline cannot cut cnn: 22 layers cannot be split into 24",
         ),
-        ('"pipeline"', "gpu:1", "a pipeline needs two devices at least, and gpu:1 has one"),
+        ('"pipeline"', "gpu:1", "a pipeline needs at least two devices, and gpu:1 has one"),
     ],
 )
 def test_hardware_that_cannot_do_is_refused(strategy: str, hardware: str, why: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from workloads.engines.evaluation import Evaluation
 from workloads.measurement import timing
 
-Answer = TypeVar("Answer")
+Value = TypeVar("Value")
 
 
 class StepRecorder(Protocol):
@@ -44,7 +44,7 @@ class Backend(Protocol):
     def maximum(self, values: Sequence[float], /) -> list[float]:
         """Return the maximum over ranks of each value."""
 
-    def gather(self, answer: Answer, /) -> list[Answer]:
+    def gather(self, value: Value, /) -> list[Value]:
         """Return every rank's value, in order of rank, on all ranks."""
 
     def state_dict(self) -> dict[str, Any]:

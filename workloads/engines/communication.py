@@ -24,7 +24,7 @@ RENDEZVOUS_TIMEOUT_S = 300
 
 ADVICE_AFTER_S = 60
 
-Answer = TypeVar("Answer")
+Value = TypeVar("Value")
 
 
 class Communication:
@@ -81,16 +81,16 @@ class Communication:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
         distributed.all_reduce(tensor, distributed.ReduceOp.MAX, group=self.host_group)
-        answer: list[float] = tensor.tolist()
-        return answer
+        most: list[float] = tensor.tolist()
+        return most
 
-    def gather(self, answer: Answer) -> list[Answer]:
+    def gather(self, value: Value) -> list[Value]:
         """Return every rank's value, in order of rank, on all ranks."""
         if self._world.size == 1:
-            return [answer]
-        answers: list[Answer] = [answer] * self._world.size
-        distributed.all_gather_object(answers, answer, group=self.host_group)
-        return answers
+            return [value]
+        values: list[Value] = [value] * self._world.size
+        distributed.all_gather_object(values, value, group=self.host_group)
+        return values
 
     def close(self) -> None:
         """Wait for all ranks and destroy the group. After a failure, other ranks may never arrive: do not call it."""

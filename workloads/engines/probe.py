@@ -230,12 +230,12 @@ def _fail(fault: str, most_mb: int, job: Job) -> None:
         raise RuntimeError("crash on purpose")
     if fault == "exit":
         os._exit(3)
-    held: list[bytes] = []
+    blocks: list[bytes] = []
     taken_at = 0.0
     while not taken_at or time.monotonic() - taken_at < _HELD_S:
         if fault == "memory" and not taken_at:
-            held.append(b"\1" * _BLOCK_BYTES)
-            if most_mb and len(held) * _BLOCK_BYTES >= most_mb << 20:
+            blocks.append(b"\1" * _BLOCK_BYTES)
+            if most_mb and len(blocks) * _BLOCK_BYTES >= most_mb << 20:
                 taken_at = time.monotonic()
         if fault == "memory":
             job.pulse.beat()

@@ -18,7 +18,7 @@ from workloads.measurement import memory, timing
 from workloads.models.keras_forms.layers import Entry, Maker
 from workloads.strategies.shared.keras_protocol import KerasStrategy
 
-Answer = TypeVar("Answer")
+Value = TypeVar("Value")
 
 
 class KerasBackend:
@@ -83,8 +83,8 @@ class KerasBackend:
     def maximum(self, values: Sequence[float]) -> list[float]:
         return list(values)
 
-    def gather(self, answer: Answer) -> list[Answer]:
-        return [answer]
+    def gather(self, value: Value) -> list[Value]:
+        return [value]
 
     def recorder(self, deliver: Callable[[timing.StepTimes], None]) -> _Recorder:
         return _Recorder(deliver)

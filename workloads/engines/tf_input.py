@@ -1,7 +1,7 @@
 """The resident loader's batches through tf.data: same arrays, same order, same crops, for the whole run in one process.
 
 An epoch's order and crops are drawn when it starts; tf.data gathers and crops uint8 images ahead of the steps, and a
-step normalises and resizes them on its device.
+step normalizes and resizes them on its device.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ def choose_device(job: Job) -> torch.device:
     world.check(job.world, expect, cpus=len(os.sched_getaffinity(0)), gpus=_torch_gpus())
     if count < expect.gpus_per_node:
         print_error(
-            f"rank {job.world.rank} sees {count} of {expect.gpus_per_node} GPUs: they are bound to tasks, and NCCL may "
-            "then be slow or fail for want of peer access; ask for GPUs by node, not by task"
+            f"rank {job.world.rank} sees {count} of {expect.gpus_per_node} GPUs: Slurm bound them to tasks, "
+            "and NCCL may be slow or fail without peer access; request GPUs per node, not per task"
         )
     return device
 

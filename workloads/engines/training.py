@@ -293,7 +293,7 @@ class Training:
         self._epoch, self._step = progress["epoch"], progress["step"]
         self._epoch_times_s = progress["epoch_times_s"]
         self._earlier_s = progress["total_time_s"]
-        usage = progress.get("telemetry", {"problem": "an earlier attempt did not ask"})
+        usage = progress.get("telemetry", {"problem": "an earlier attempt did not measure"})
         self._earlier_usage = telemetry.GpuUsage(**usage)
         result = self._job.result
         for name in _RESUMED_FIELDS:

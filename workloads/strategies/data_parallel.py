@@ -39,9 +39,7 @@ class DataParallel(TorchStrategy):
 
 def _unsupported_hardware(hardware: Hardware, _options: Options) -> str:
     if hardware.is_cpu:
-        return (
-            "data_parallel needs GPUs: on a CPU nn.DataParallel is the module itself, so eager would be measured twice"
-        )
+        return "data_parallel needs GPUs: on a CPU, nn.DataParallel calls the module directly, as eager does"
     return limits.one_node("data_parallel", hardware, "GPUs")
 
 
@@ -52,7 +50,7 @@ DECLARATION = StrategyDeclaration(
     topology=lambda _options: Topology.ONE_PROCESS,
     unsupported_hardware=_unsupported_hardware,
     unsupported_compile=lambda _how, _options: (
-        "nn.DataParallel copies the model in every step: neither compiled code nor a CUDA graph outlives a copy"
+        "nn.DataParallel copies the model in every step, and compiled code and CUDA graphs belong to one copy"
     ),
     splits_batch=True,
     packages=("torch",),

@@ -65,7 +65,7 @@ def _compress_gradients(replica: Any, options: Options) -> None:
 
 def _unsupported_compile(how: str, options: Options) -> str:
     if how != "default" and options["gradient_compression"] != "none":
-        return f'compile = "{how}" records DDP\'s own all-reduce, not one with gradient_compression'
+        return f'compile = "{how}" captures DDP\'s own all-reduce, not one with gradient_compression'
     return ""
 
 

@@ -169,25 +169,27 @@ def _import_deepspeed(task: Task) -> Any:
 
 def _unsupported_hardware(_hardware: Hardware, options: Options) -> str:
     stage = options["stage"]
-    return "" if stage in (1, 2, SHARDED_PARAMETERS) else f"ZeRO has the stages 1, 2 and 3, and stage is {stage}"
+    return "" if stage in (1, 2, SHARDED_PARAMETERS) else f"ZeRO has stages 1, 2 and 3, and stage is {stage}"
 
 
 def _unsupported_training(train: Mapping[str, Any], _options: Options) -> str:
     if train["channels_last"]:
-        return "ZeRO keeps parameters in flat buffers: no channels_last"
+        return "ZeRO keeps parameters in flat buffers, without channels_last"
     if train["precision"] == "fp64":
-        return "ZeRO updates parameters in single precision, so fp64 would be that in name only"
+        return "ZeRO updates parameters in single precision, so it cannot train in fp64"
     return ""
 
 
 DECLARATION = StrategyDeclaration(
     name="deepspeed",
-    summary="DeepSpeed's ZeRO: one process per device; optimiser state, gradients and parameters split, by stage.",
+    summary="DeepSpeed's ZeRO: one process per device; optimizer state, gradients and parameters sharded, by stage.",
     framework="torch",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
     unsupported_hardware=_unsupported_hardware,
     unsupported_training=_unsupported_training,
-    unsupported_compile=lambda _how, _options: "ZeRO's hooks gather and reduce between the layers of every step",
+    unsupported_compile=lambda _how, _options: (
+        "ZeRO's hooks gather and reduce between layers, outside of compiled code and CUDA graphs"
+    ),
     splits_batch=True,
     packages=("torch", "deepspeed"),
     options=(
@@ -196,7 +198,7 @@ DECLARATION = StrategyDeclaration(
             type=int,
             default=2,
             minimum=1,
-            summary="1 splits the optimiser's state, 2 also gradients, 3 also parameters",
+            summary="1 shards the optimizer state, 2 also gradients, 3 also parameters",
         ),
         Option(name="overlap_comm", type=bool, default=False, summary="Send gradients while the backward pass goes on"),
         Option(

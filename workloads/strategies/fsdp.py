@@ -173,7 +173,8 @@ def _is_per_element(value: Any) -> bool:
 
 
 def _unsupported_compile(how: str, _options: Options) -> str:
-    return "" if how == "default" else "FSDP2 takes and gives up memory in every step, and a CUDA graph keeps its own"
+    why = "FSDP2 allocates and frees parameters in every step, which a CUDA graph cannot capture"
+    return "" if how == "default" else why
 
 
 def _unsupported_training(train: Mapping[str, Any], options: Options) -> str:
@@ -182,7 +183,7 @@ def _unsupported_training(train: Mapping[str, Any], options: Options) -> str:
     if options["mixed_precision"] == "cast" and train["precision"] != "bf16":
         return f'mixed_precision = "cast" is for precision = "bf16", not {train["precision"]}'
     if options["wrap"] == "model" and options["min_unit_parameters"] != SMALLEST_UNIT:
-        return 'min_unit_parameters means nothing beside wrap = "model": leave one of the two out'
+        return 'min_unit_parameters has no effect with wrap = "model": remove one of them'
     return ""
 
 
@@ -190,14 +191,14 @@ def _unsupported_batch_norm(options: Options) -> str:
     if options["mixed_precision"] != "cast":
         return ""
     return (
-        'mixed_precision = "cast" makes weights bf16, which batch norm cannot use beside its fp32 statistics: '
+        'mixed_precision = "cast" casts weights to bf16, which batch norm cannot use with its fp32 statistics: '
         'set mixed_precision = "autocast"'
     )
 
 
 DECLARATION = StrategyDeclaration(
     name="fsdp",
-    summary="FSDP2: one process per device; parameters, gradients and optimiser state sharded, gathered when needed.",
+    summary="FSDP2: one process per device; parameters, gradients and optimizer state sharded, gathered when needed.",
     framework="torch",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
     unsupported_training=_unsupported_training,

@@ -116,7 +116,7 @@ def _unsupported_hardware(hardware: Hardware, options: Options) -> str:
     if balance and segments and sum(balance) != segments:
         return f"balance {list(balance)} adds up to {sum(balance)} and there are {segments} segments"
     if segments and segments < hardware.devices:
-        return f"{segments} segments cannot be shared out to the {hardware.devices} devices of {hardware}"
+        return f"{segments} segments are too few for the {hardware.devices} devices of {hardware}"
     return partition.ignored_balance_by(options, "time")
 
 
@@ -130,7 +130,7 @@ DECLARATION = StrategyDeclaration(
         layers, hardware.devices, options
     ),
     unsupported_compile=lambda _how, _options: (
-        "torchgpipe runs a model's parts in threads of its own, where torch.compile and CUDA graphs do not reach"
+        "torchgpipe runs the model's parts in its own threads, which torch.compile and CUDA graphs do not cover"
     ),
     needs_layers=True,
     splits_batch=False,

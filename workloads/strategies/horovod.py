@@ -132,11 +132,11 @@ def _reachable(addresses: list[str], port: int) -> str:
 
 
 def _unsupported_compile(how: str, _options: Options) -> str:
-    return "" if how == "default" else "Horovod's all-reduce starts in a thread of its own, which no CUDA graph records"
+    return "" if how == "default" else "Horovod's own thread starts the all-reduce, which a CUDA graph cannot capture"
 
 
 def _unsupported_training(train: Any, _options: Options) -> str:
-    return "Horovod averages contiguous gradients only: no channels_last" if train["channels_last"] else ""
+    return "Horovod averages only contiguous gradients, without channels_last" if train["channels_last"] else ""
 
 
 DECLARATION = StrategyDeclaration(

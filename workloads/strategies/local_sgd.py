@@ -54,8 +54,7 @@ class LocalSgd(TorchStrategy):
         own = super().state_dict()
         replicas: list[dict[str, Any]] = [own] * self.task.world.size
         if self.task.world.size > 1:
-            answers = replicas if self.task.world.rank == 0 else None
-            distributed.gather_object(own, answers, group=self.task.host_group)
+            distributed.gather_object(own, replicas if self.task.world.rank == 0 else None, group=self.task.host_group)
         self._load_average()
         model = super().state_dict()["model"]
         return {"model": model, "optimizer": {**own["optimizer"], "replicas": replicas, "steps": self._steps_done}}

@@ -57,7 +57,7 @@ class ModelParallel(TorchStrategy):
 
 
 def _unsupported_compile(how: str, _options: Options) -> str:
-    return "" if how == "default" else "a step over two GPUs of one process is more than one CUDA graph can hold"
+    return "" if how == "default" else "one CUDA graph cannot capture a step over two GPUs"
 
 
 DECLARATION = StrategyDeclaration(

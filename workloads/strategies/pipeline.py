@@ -237,7 +237,7 @@ def _unsupported_hardware(hardware: Hardware, options: Options) -> str:
     chunks, schedule, devices = options["chunks"], str(options["schedule"]), hardware.devices
     assert isinstance(chunks, int) and isinstance(options["balance"], tuple)
     if devices < 2:
-        return f"a pipeline needs two devices at least, and {hardware} has one"
+        return f"a pipeline needs at least two devices, and {hardware} has one"
     if schedule == "1f1b" and chunks < devices:
         return f"schedule 1f1b needs a micro-batch for each of {devices} devices, and chunks is {chunks}"
     if STAGES_PER_RANK[schedule] > 1 and chunks % devices:
@@ -251,12 +251,12 @@ def _unsupported_hardware(hardware: Hardware, options: Options) -> str:
 
 def _unsupported_compile(_how: str, options: Options) -> str:
     if options["schedule"] == "zero_bubble":
-        return "schedule zero_bubble cuts a stage's backward pass in two, which code and graphs have in one piece"
+        return "schedule zero_bubble splits a stage's backward pass, which compiled code and CUDA graphs run as one"
     return ""
 
 
 def _unsupported_training(train: Any, _options: Options) -> str:
-    return "what travels between stages is contiguous, so channels_last means nothing" if train["channels_last"] else ""
+    return "messages between stages are contiguous, so channels_last has no effect" if train["channels_last"] else ""
 
 
 DECLARATION = StrategyDeclaration(

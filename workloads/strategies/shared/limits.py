@@ -18,20 +18,18 @@ def one_node(name: str, hardware: Hardware, devices: str = "devices") -> str:
     """Check a strategy of one process."""
     if hardware.nodes == 1:
         return ""
-    return f"{name} is one process, which cannot drive the {devices} of {hardware.nodes} nodes"
+    return f"{name} is one process, which cannot use the {devices} of {hardware.nodes} nodes"
 
 
 def tensorflow_training(train: Mapping[str, Any], _options: Options) -> str:
     """Check the keys of a TensorFlow run."""
     if train["channels_last"]:
-        return "TensorFlow keeps channels last whatever channels_last says: leave it out"
+        return "TensorFlow always stores channels last: remove channels_last"
     if train["loader"] != "resident":
-        return (
-            f'the loader {train["loader"]} is PyTorch\'s; TensorFlow reads arrays through tf.data: loader = "resident"'
-        )
+        return f'loader = "{train["loader"]}" is for PyTorch: TensorFlow needs loader = "resident"'
     return ""
 
 
 def tensorflow_compile(_how: str, _options: Options) -> str:
     """Reject every value of ``compile`` for TensorFlow."""
-    return "TensorFlow traces its steps into graphs whatever compile says: leave it out"
+    return "TensorFlow always traces its steps into graphs: remove compile"

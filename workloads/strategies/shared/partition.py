@@ -82,7 +82,7 @@ def unsupported_layers(layers: int, parts: int, options: Options) -> str:
     """Return why a model of so many layers cannot be cut into the parts, for plan and job alike; empty when it can."""
     balance, segments = _balance_and_segments(options)
     if max(parts, segments) > layers:
-        return f"{layers} layers cannot be shared out to {max(parts, segments)} parts"
+        return f"{layers} layers cannot be split into {max(parts, segments)} parts"
     if balance and sum(balance) != (segments or layers):
         what = f"{segments} segments" if segments else f"{layers} layers"
         return f"balance {list(balance)} adds up to {sum(balance)}, and there are {what}"
@@ -104,7 +104,7 @@ def ignored_balance_by(options: Options, default: str) -> str:
     balance, segments = _balance_and_segments(options)
     if not balance or segments or options["balance_by"] == default:
         return ""
-    return f'balance_by = "{options["balance_by"]}" means nothing beside balance {list(balance)}: remove one of them'
+    return f'balance_by = "{options["balance_by"]}" is ignored with balance {list(balance)}: remove one of them'
 
 
 def _balance_and_segments(options: Options) -> tuple[tuple[int, ...], int]:

@@ -1,6 +1,6 @@
 """Base classes for torch strategies: ``eager`` itself, from which a strategy overrides what it does differently.
 
-A strategy need not inherit from them: the engine asks for :class:`workloads.strategies.shared.protocol.Strategy`.
+A strategy need not inherit from them: the engine needs a :class:`workloads.strategies.shared.protocol.Strategy`.
 """
 
 from __future__ import annotations
