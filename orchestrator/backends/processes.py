@@ -1,7 +1,7 @@
-"""Linux processes of local mode: children that die with their parent, and the processes of an attempt.
+"""Linux processes: commands with a time limit, children that die with their parent, the processes of an attempt.
 
-Reads /proc itself instead of through psutil: the search runs between a SIGSTOP and a SIGKILL, and needs the environment
-as bytes and the session, which psutil decodes or lacks. That keeps a compiled dependency out of login nodes, too.
+The search for an attempt's processes reads /proc itself. psutil would be no shorter: it decodes environments and lacks
+sessions, and login nodes would need one more compiled package.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ import ctypes
 import os
 import signal
 import socket
+import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
+
+from orchestrator.errors import CommandError
 
 TOKEN_VARIABLE = "ORCHESTRATE_TOKEN"  # noqa: S105 (names an attempt, not a secret)
 """In the environment of each rank and of its children: finds the processes of an attempt whose parents are gone."""
@@ -30,6 +34,54 @@ def die_with_parent(parent: int) -> None:
     # The parent may have ended before the call: then the kernel sends nothing.
     if os.getppid() != parent:
         os._exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command printed, and how it ended."""
+
+    argv: tuple[str, ...]
+    exit_code: int | None
+    """None if it did not end in time or was not found."""
+    stdout: str
+    stderr: str
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+    @property
+    def text(self) -> str:
+        """Both outputs, standard error first."""
+        return "\n".join(part.strip() for part in (self.stderr, self.stdout) if part.strip())
+
+    def error(self, *, hint: str = "") -> CommandError:
+        return CommandError(self.argv, self.exit_code, self.stdout, self.stderr, hint=hint)
+
+
+def run_command(
+    *argv: str, timeout_s: float, environ: Mapping[str, str] | None = None, outlives_us: bool = False
+) -> Answer:
+    """Run a command without input. The kernel kills it if this process ends first, unless it ``outlives_us``."""
+    try:
+        done = subprocess.run(
+            argv,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            preexec_fn=None if outlives_us else partial(die_with_parent, os.getpid()),
+        )
+    except FileNotFoundError:
+        return Answer(argv, None, "", f"there is no {argv[0]} on PATH")
+    except OSError as error:
+        return Answer(argv, None, "", f"{argv[0]}: {error.strerror}")
+    except subprocess.TimeoutExpired:
+        return Answer(argv, None, "", f"{argv[0]} did not end within {timeout_s:.0f} s")
+    return Answer(argv, done.returncode, done.stdout, done.stderr)
 
 
 def find_processes(token: str, *, session: int | None = None) -> list[int]:

@@ -143,7 +143,7 @@ def statuses(store: Store, runs: Path, assessments: Mapping[str, Assessment] | N
     """
     records = sorted(queries.run_records(store).values(), key=lambda r: (r.experiment, r.label, r.run_id))
     known = assess_runs(store, runs) if assessments is None else assessments
-    recovery = {
+    recovery: dict[str, dict[str, Any]] = {
         run_id: {"recovery": a.action, "recovery_message": a.message, "recoveries": a.recoveries}
         for run_id, a in known.items()
     }

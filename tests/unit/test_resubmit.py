@@ -298,7 +298,9 @@ def test_logs_of_an_attempt_that_never_ran_point_to_the_one_before(
     assert said.endswith("\n  fix: orchestrate logs probe-s0 --attempt 1\n")
 
 
-@pytest.mark.parametrize(("count", "said"), [(1, "1 of them is being ended"), (2, "2 of them are being ended")])
+@pytest.mark.parametrize(
+    ("count", "said"), [(1, "Slurm is still ending 1 of them"), (2, "Slurm is still ending 2 of them")]
+)
 def test_cancel_counts_what_slurm_has_not_ended_yet(
     campaign: Campaign,
     capsys: pytest.CaptureFixture[str],

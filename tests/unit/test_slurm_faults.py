@@ -152,8 +152,8 @@ def test_without_slurm_nothing_fails(fakes: Fakes) -> None:
     )
     (receipt,) = SlurmExecutor(fakes.runs, fakes.limits).submit([_request(fakes, "x")])
     assert (receipt.state, receipt.reason) == (State.PLANNED, UNREACHABLE)
-    with pytest.raises(OperationError, match="no Slurm to be reached from here: 1 run not sent") as caught:
-        submit_report._complain(SubmitResult(rejected=[receipt]))
+    with pytest.raises(OperationError, match="Slurm cannot be reached from here: 1 run not submitted") as caught:
+        submit_report.raise_for_failures(SubmitResult(rejected=[receipt]))
     assert "DNS SRV" in caught.value.why and "login node" in caught.value.hint
 
 

@@ -87,10 +87,10 @@ def test_a_living_supervisor_is_a_running_run_with_progress(folder: Folder) -> N
 def test_an_exit_file_reaches_the_store(folder: Folder) -> None:
     _, attempt = folder.send()
     claim_start(attempt)
-    Status(State.TIMEOUT, "time_limit", "its time limit of 60 s was over").write_exit(attempt)
+    Status(State.TIMEOUT, "time_limit", "it reached its time limit of 60 s").write_exit(attempt)
     status = folder.status()
     assert (status.state, status.reason) == (State.TIMEOUT, "time_limit")
-    assert status.message == "its time limit of 60 s was over"
+    assert status.message == "it reached its time limit of 60 s"
 
 
 def test_a_run_without_its_queue_entry_is_lost(folder: Folder) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -30,7 +29,6 @@ from orchestrator.backends.local.records import (
 )
 from orchestrator.backends.local.status import status_of
 from orchestrator.cluster.resources import fitting_gpus
-from orchestrator.errors import CommandError
 from orchestrator.parallel_io import for_each
 from workloads.contract import State
 
@@ -102,21 +100,9 @@ class LocalExecutor:
         # The process forks into the background, so this command returns once the queue holds its lease.
         argv = [sys.executable, "-P", "-m", "orchestrator.backends.local.queue", str(self._folder.runs)]
         environ = {k: v for k, v in os.environ.items() if k != processes.TOKEN_VARIABLE}
-        try:
-            done = subprocess.run(
-                argv,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=QUEUE_START_TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise CommandError(argv, None, "", str(error)) from error
-        if done.returncode != 0:
-            raise CommandError(argv, done.returncode, done.stdout, done.stderr)
+        answer = processes.run_command(*argv, timeout_s=QUEUE_START_TIMEOUT_S, environ=environ, outlives_us=True)
+        if not answer.ok:
+            raise answer.error()
 
     def status(self, attempts: Sequence[Attempt], *, fresh: bool = False) -> list[Status]:  # noqa: ARG002
         """Return the status of each attempt. Writes ``exit.json`` of a lost one, as nobody else is left to do so."""

@@ -50,54 +50,51 @@ _RESERVATION = "reservation"
 """Lease of the one queue of the machine that reserves devices: two could each reserve half of what the other needs."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Need:
-    """Devices that one entry may use, and how many of them it needs."""
+    """Devices of one kind that an entry may use, by the names of their leases, and how many it needs."""
 
-    gpus: Sequence[str]
-    cores: Sequence[int]
-    num_gpus: int
-    num_cores: int
+    noun: str
+    names: tuple[str, ...]
+    count: int
 
     @property
-    def key(self) -> tuple[object, ...]:
-        """Equal for entries that fit or do not fit together."""
-        return (tuple(self.gpus), tuple(self.cores), self.num_gpus, self.num_cores)
-
-    def why_impossible(self) -> str:
-        """Return why this machine can never meet the need; empty if it can."""
-        for available, count, noun in ((self.gpus, self.num_gpus, "GPU"), (self.cores, self.num_cores, "core")):
-            if len(available) < count:
-                return f"needs {_count(count, noun)}, and may use {len(available)} of this machine"
-        return ""
-
-    def why_blocked(self) -> str:
-        """Return which devices are not free."""
-        free_gpus = sum(not leases.is_held(leases.gpu_name(uuid)) for uuid in self.gpus)
-        free_cores = sum(not leases.is_held(leases.core_name(number)) for number in self.cores)
-        parts = []
-        if free_gpus < self.num_gpus:
-            parts.append(f"{_count(self.num_gpus, 'GPU')} ({free_gpus} of {len(self.gpus)} free)")
-        if free_cores < self.num_cores or not parts:
-            parts.append(f"{_count(self.num_cores, 'core')} ({free_cores} of {len(self.cores)} free)")
-        return "waits for " + " and ".join(parts)
+    def text(self) -> str:
+        return f"{self.count} {self.noun}" if self.count == 1 else f"{self.count} {self.noun}s"
 
 
-@dataclass(slots=True)
+def _why_impossible(needs: Sequence[_Need]) -> str:
+    """Return why this machine can never meet the needs; empty if it can."""
+    lacking = (need for need in needs if len(need.names) < need.count)
+    return next((f"needs {n.text}, and may use {len(n.names)} of this machine" for n in lacking), "")
+
+
+def _why_blocked(needs: Sequence[_Need]) -> str:
+    """Return which devices are not free."""
+    free = [sum(not leases.is_held(name) for name in need.names) for need in needs]
+    blocked = [(n, f) for n, f in zip(needs, free, strict=True) if f < n.count] or [(needs[-1], free[-1])]
+    return "waits for " + " and ".join(f"{need.text} ({free} of {len(need.names)} free)" for need, free in blocked)
+
+
 class _DeviceLeases:
     """Leases for one entry, complete or not yet."""
 
-    gpus: list[leases.Lease] = field(default_factory=list)
-    cores: list[leases.Lease] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._held: dict[str, list[leases.Lease]] = {}
 
-    def acquire(self, need: _Need) -> bool:
+    def acquire(self, needs: Sequence[_Need]) -> bool:
         """Acquire free devices as far as needed; True if none is missing."""
-        self.gpus += leases.acquire_up_to(map(leases.gpu_name, need.gpus), need.num_gpus - len(self.gpus))
-        self.cores += leases.acquire_up_to(map(leases.core_name, need.cores), need.num_cores - len(self.cores))
-        return len(self.gpus) == need.num_gpus and len(self.cores) == need.num_cores
+        for need in needs:
+            held = self._held.setdefault(need.noun, [])
+            held += leases.acquire_up_to(need.names, need.count - len(held))
+        return all(len(self._held[need.noun]) == need.count for need in needs)
 
     def all(self) -> list[leases.Lease]:
-        return [*self.gpus, *self.cores]
+        return [lease for held in self._held.values() for lease in held]
+
+    def ids(self, noun: str) -> list[str]:
+        """Return the UUIDs or numbers of the leased devices of a kind."""
+        return [lease.name.partition("/")[2] for lease in self._held[noun]]
 
 
 @dataclass(slots=True)
@@ -246,30 +243,27 @@ class LocalQueue:
 
     def _start_what_fits(self, pending: Sequence[Entry]) -> None:
         waiting: dict[str, str] = {}
-        blocked: dict[tuple[object, ...], str] = {}
+        blocked: dict[Sequence[_Need], str] = {}
         first_blocked: Entry | None = None
         # The entry with a reservation goes before all others.
         reserved = self._reservation.token if self._reservation is not None else ""
         for entry in sorted(pending, key=lambda entry: entry.token != reserved):
-            need = self._need(entry)
-            if why := need.why_impossible():
+            needs = self._needs(entry)
+            if why := _why_impossible(needs) or blocked.get(needs, ""):
                 waiting[entry.token] = why
                 continue
-            if need.key in blocked:
-                waiting[entry.token] = blocked[need.key]
-                continue
-            devices = self._acquire_devices(entry, need)
+            devices = self._acquire_devices(entry, needs)
             if devices is not None:
                 self._start(entry, devices)
                 continue
-            blocked[need.key] = need.why_blocked()
-            waiting[entry.token] = blocked[need.key] + (", is next" if entry.token == reserved else "")
+            blocked[needs] = _why_blocked(needs)
+            waiting[entry.token] = blocked[needs] + (", is next" if entry.token == reserved else "")
             first_blocked = first_blocked or entry
         if first_blocked is not None:
             self._reserve_if_overtaken(first_blocked)
         self._write_reasons(waiting)
 
-    def _need(self, entry: Entry) -> _Need:
+    def _needs(self, entry: Entry) -> tuple[_Need, ...]:
         """Return the devices that the submit of an entry saw, or those that the queue sees if too few of them exist."""
         gpus = [uuid for uuid in entry.gpus if uuid in self._present]
         if len(gpus) < entry.num_gpus <= len(entry.gpus):
@@ -277,22 +271,23 @@ class LocalQueue:
         cores = [number for number in entry.cores if number in self._usable_cores]
         if len(cores) < entry.num_cores <= len(entry.cores):
             cores = list(self._mine.cores)
-        return _Need(gpus, cores, entry.num_gpus, entry.num_cores)
+        return (
+            _Need("GPU", tuple(map(leases.gpu_name, gpus)), entry.num_gpus),
+            _Need("core", tuple(map(leases.core_name, cores)), entry.num_cores),
+        )
 
-    def _acquire_devices(self, entry: Entry, need: _Need) -> _DeviceLeases | None:
-        """Return leases for all that an entry needs, or None."""
-        reservation = self._reservation
-        if reservation is not None and reservation.token == entry.token:
-            if not reservation.devices.acquire(need):
-                return None
+    def _acquire_devices(self, entry: Entry, needs: Sequence[_Need]) -> _DeviceLeases | None:
+        """Return leases for all that an entry needs, or None. A reservation keeps what it has."""
+        own = self._reservation if self._reservation and self._reservation.token == entry.token else None
+        devices = own.devices if own else _DeviceLeases()
+        if not devices.acquire(needs):
+            if own is None:
+                leases.release(devices.all())
+            return None
+        if own is not None:
+            own.permit.release()
             self._reservation = None
-            reservation.permit.release()
-            return reservation.devices
-        devices = _DeviceLeases()
-        if devices.acquire(need):
-            return devices
-        leases.release(devices.all())
-        return None
+        return devices
 
     def _reserve_if_overtaken(self, entry: Entry) -> None:
         """Reserve devices for the first blocked entry once later ones have overtaken it for :data:`OVERTAKE_S`."""
@@ -319,8 +314,8 @@ class LocalQueue:
         arguments = SupervisorArgs(
             runs=str(self._folder.runs),
             token=entry.token,
-            gpus=[lease.name.partition("/")[2] for lease in devices.gpus],
-            cores=[int(lease.name.partition("/")[2]) for lease in devices.cores],
+            gpus=devices.ids("GPU"),
+            cores=[int(number) for number in devices.ids("core")],
             leases=[lease.fileno() for lease in devices.all()],
         )
         log.info("run %s attempt %s: GPUs %s, cores %s", entry.run_id, entry.attempt, arguments.gpus, arguments.cores)
@@ -379,10 +374,6 @@ def _fork_into_background(folder: QueueFolder) -> bool:
     os.chdir("/")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     return True
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 if __name__ == "__main__":

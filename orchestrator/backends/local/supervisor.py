@@ -19,11 +19,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from submitit.core.utils import JobPaths
 from submitit.local.local import LocalExecutor, LocalJob
@@ -171,27 +171,21 @@ class _Supervisor:
         directory = self._entry.working_directory
         for rank in range(self._entry.num_ranks):
             cores = self._arguments.cores[rank * per_rank : (rank + 1) * per_rank]
-            with self._log_files(rank) as (stdout, stderr):
-                self._ranks.append(
-                    subprocess.Popen(
-                        command,
-                        env=self._environment(rank),
-                        cwd=directory if Path(directory).is_dir() else self._folder.runs,
-                        stdin=subprocess.DEVNULL,
-                        stdout=stdout,
-                        stderr=stderr,
-                        pass_fds=self._arguments.leases,
-                        process_group=0,
-                        preexec_fn=partial(_set_up_rank, parent, cores),
-                    )
+            paths = JobPaths(self._directory.job_folder, self._job_id, rank)
+            with open(paths.stdout, "ab") as stdout, open(paths.stderr, "ab") as stderr:
+                process = subprocess.Popen(
+                    command,
+                    env=self._environment(rank),
+                    cwd=directory if Path(directory).is_dir() else self._folder.runs,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    pass_fds=self._arguments.leases,
+                    process_group=0,
+                    preexec_fn=partial(_set_up_rank, parent, cores),
                 )
+            self._ranks.append(process)
         self._started = time.monotonic()
-
-    @contextlib.contextmanager
-    def _log_files(self, rank: int) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-        paths = JobPaths(self._directory.job_folder, self._job_id, rank)
-        with open(paths.stdout, "ab") as stdout, open(paths.stderr, "ab") as stderr:
-            yield stdout, stderr
 
     def _environment(self, rank: int) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not _LAUNCHER_VARIABLES.fullmatch(k)}
@@ -264,12 +258,10 @@ class _Supervisor:
             if code != 0 and now - at >= PEER_GRACE_S:
                 why = f"rank {rank} {describe_exit(code)}, so the others were stopped"
                 return Status(State.FAILED, "program_error", why)
-            if code == 0 and now - at >= EARLY_EXIT_S and not self._is_done(rank):
+            is_done = read_object_or_empty(self._directory.progress(rank)).get("phase") == "done"
+            if code == 0 and now - at >= EARLY_EXIT_S and not is_done:
                 return Status(State.FAILED, "rank_left", f"rank {rank} exited while the others were running")
         return None
-
-    def _is_done(self, rank: int) -> bool:
-        return read_object_or_empty(self._directory.progress(rank)).get("phase") == "done"
 
     def _time_limit(self) -> Status | None:
         limit_s = self._spec.execution.time_limit_s

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 
-from orchestrator.backends import processes
-from orchestrator.errors import CommandError
+from orchestrator.backends.processes import Answer, run_command
 
 QUERY_TIMEOUT_S = 60.0
 SBATCH_TIMEOUT_S = 180.0
@@ -18,29 +14,6 @@ SBATCH_TIMEOUT_S = 180.0
 
 _OPTION_VARIABLE = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SACCT|SCANCEL)_.*")
 _KEPT = {"SLURM_CONF", "SLURM_CONF_SERVER"}
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a command printed, and how it ended."""
-
-    argv: tuple[str, ...]
-    exit_code: int | None
-    """None if it did not end in time or was not found."""
-    stdout: str
-    stderr: str
-
-    @property
-    def ok(self) -> bool:
-        return self.exit_code == 0
-
-    @property
-    def text(self) -> str:
-        """Both outputs, standard error first."""
-        return "\n".join(part.strip() for part in (self.stderr, self.stdout) if part.strip())
-
-    def error(self, *, hint: str = "") -> CommandError:
-        return CommandError(self.argv, self.exit_code, self.stdout, self.stderr, hint=hint)
 
 
 def option_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -56,24 +29,8 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def run(*argv: str, timeout_s: float = QUERY_TIMEOUT_S) -> Answer:
-    """Run a client command; the kernel kills it if this process ends first."""
-    try:
-        done = subprocess.run(
-            argv,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-            preexec_fn=partial(processes.die_with_parent, os.getpid()),
-        )
-    except FileNotFoundError:
-        return Answer(argv, None, "", f"there is no {argv[0]} on PATH")
-    except subprocess.TimeoutExpired:
-        return Answer(argv, None, "", f"{argv[0]} did not end within {timeout_s:.0f} s")
-    return Answer(argv, done.returncode, done.stdout, done.stderr)
+    """Run a client command."""
+    return run_command(*argv, timeout_s=timeout_s, environ=environment())
 
 
 def batches(items: Sequence[str], size: int) -> list[Sequence[str]]:

@@ -102,7 +102,7 @@ def test_a_rank_that_leaves_early_is_a_dead_rank(lab: Lab) -> None:
     (ended,) = lab.wait_exit(run)
     assert time.time() - left_at < 10
     assert (ended.state, ended.reason) == (State.FAILED, "rank_left")
-    assert ended.message == "rank 0 left while the others went on"
+    assert ended.message == "rank 0 exited while the others were running"
 
 
 def test_a_ranks_own_words_are_the_reason(lab: Lab) -> None:
@@ -152,7 +152,7 @@ def test_the_time_limit_comes_with_a_warning(lab: Lab) -> None:
     (ended,) = lab.wait_exit(run)
     assert 1.5 < time.time() - started < 8
     assert (ended.state, ended.reason) == (State.TIMEOUT, "time_limit")
-    assert ended.message == "its time limit of 2 s was over"
+    assert ended.message == "it reached its time limit of 2 s"
     assert (run.directory.path / "warned.0").exists()
 
 

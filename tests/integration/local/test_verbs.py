@@ -295,7 +295,7 @@ def test_cancel_keeps_what_has_ended_from_being_sent_again(lab: Lab) -> None:
     assert (code, stdout) == (0, "0 runs cancelled\n") and "1 run that had ended will not be resubmitted" in stderr
     (row,) = status(lab)
     assert (row["state"], row["attempt"], row["recovery"]) == ("lost", 1, "stop")
-    assert "orchestrate cancel asked for that" in row["recovery_message"]
+    assert "it was cancelled; orchestrate retry" in row["recovery_message"]
 
 
 def test_cancel_keeps_what_has_lost_its_folder_from_being_sent_again(lab: Lab) -> None:
@@ -338,7 +338,7 @@ def test_cancel_stops_what_waits_and_what_runs(lab: Lab) -> None:
     before = Status.read_exit(running.directory)
     code, stdout, stderr = lab.run("cancel", running.spec.run_id)
     assert (code, stdout) == (0, "0 runs cancelled\n")
-    assert "cancelled already" in stderr
+    assert "already cancelled" in stderr
     assert Status.read_exit(running.directory) == before
 
 
@@ -512,7 +512,7 @@ def test_a_name_of_several_runs_lists_them(lab: Lab) -> None:
     assert all(text in stderr for text in told)
     assert "'{' names 2 runs" in lab.run("cancel", "{")[2], "the start of a label"
     assert "no run is named '}'" in lab.run("cancel", "}")[2], "no other part of it: too much would be meant"
-    assert "fix: name one by its run id, such as " in stderr and "the label\n" not in stderr
+    assert "fix: give the run id of one, such as " in stderr and "the label\n" not in stderr
     code, _, stderr = lab.run("retry", first.spec.run_id)
     assert code == 2
     assert "is succeeded: nothing to retry\n  fix: orchestrate submit --stale" in stderr
