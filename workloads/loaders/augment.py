@@ -48,12 +48,14 @@ class Augmentation:
     def draw(self, epoch: int, index: int) -> tuple[int, int, bool]:
         """Return top and left of the crop in the padded image, and whether it is mirrored, for one sample."""
         bits = hash_of(stream_key(Stream.AUGMENT, self.seed, epoch), index)
-        return *self._corner(bits), self.flips and bool(bits & 1)
+        top, left = self._corner(bits)
+        return top, left, self.flips and bool(bits & 1)
 
     def draw_many(self, epoch: int, indices: Integers) -> tuple[Integers, Integers, Integers]:
         """:meth:`draw` for many samples, as int64 on the device of ``indices``."""
         bits = hashes_of(stream_key(Stream.AUGMENT, self.seed, epoch), indices)
-        return *self._corner(bits), bits & int(self.flips)
+        top, left = self._corner(bits)
+        return top, left, bits & int(self.flips)
 
     def _corner(self, bits: _Bits) -> tuple[_Bits, _Bits]:
         return self._offset(bits >> 1), self._offset(bits >> (1 + _OFFSET_BITS))
