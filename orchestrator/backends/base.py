@@ -185,20 +185,13 @@ class Executor(Protocol):
         """Return how many attempts can be submitted now; None without a limit."""
 
     def submit(self, requests: Sequence[Request], *, wait: bool = True) -> list[Receipt]:
-        """Submit attempts in order. Submitting one again is harmless.
+        """Submit attempts in order; submitting one again is harmless.
 
-        Args:
-            requests: the attempts.
-            wait: wait for the outcome of an earlier submission that Slurm did not answer.
+        ``wait``: wait for the outcome of an earlier submission that Slurm did not answer.
         """
 
     def status(self, attempts: Sequence[Attempt], *, fresh: bool = False) -> list[Status]:
-        """Return the status of each attempt.
-
-        Args:
-            attempts: the attempts.
-            fresh: query Slurm even if it answered a moment ago.
-        """
+        """Return the status of each attempt. ``fresh``: query Slurm even if it answered a moment ago."""
 
     def cancel(self, attempts: Sequence[Attempt]) -> None:
         """Request the end of attempts; an ended one stays as it is."""

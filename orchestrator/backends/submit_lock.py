@@ -17,7 +17,7 @@ from pathlib import Path
 
 from orchestrator.backends import leases
 from orchestrator.backends.processes import Host
-from workloads.files.json_file import read_json, write_json
+from workloads.files.json_file import read_object_or_empty, write_json
 from workloads.files.run_dir import queue_folder
 
 TRUSTED_S = 600.0
@@ -37,7 +37,8 @@ def acquire(runs: Path) -> Iterator[bool]:
         with contextlib.suppress(OSError):
             own.parent.mkdir(parents=True, exist_ok=True)
             write_json(own, asdict(Host.here()), durable=False)
-        yield not _is_later(own)
+        # Both hosts may have written their files at once: the first one works.
+        yield _submits(runs)[:1] in ([], [own])
     finally:
         with contextlib.suppress(OSError):
             own.unlink()
@@ -46,9 +47,10 @@ def acquire(runs: Path) -> Iterator[bool]:
 
 def holder(runs: Path) -> str | None:
     """Return the host where a submit is at work: empty for this one, None for nowhere."""
-    others = _others(_file(runs, Host.here()))
-    if others:
-        return _read_host_name(others[0])
+    own = _file(runs, Host.here())
+    if others := [path for path in _submits(runs) if path != own]:
+        host = Host.from_json(read_object_or_empty(others[0]))
+        return host.name if host and host.name else "another host"
     return "" if leases.is_held(leases.submit_name(runs)) else None
 
 
@@ -57,32 +59,18 @@ def describe_holder(host: str) -> str:
     return f"a submit on {host} is at work on it" if host else ""
 
 
-def _is_later(own: Path) -> bool:
-    """Whether another host was first; both may have written their files at once."""
-    try:
-        order = (own.stat().st_mtime_ns, own.name)
-    except OSError:
-        return bool(_others(own))
-    return any((path.stat().st_mtime_ns, path.name) < order for path in _others(own))
-
-
-def _others(own: Path) -> list[Path]:
+def _submits(runs: Path) -> list[Path]:
+    """Return the files of submits that are young enough to be trusted, oldest first."""
     found = []
     with contextlib.suppress(OSError):
-        for path in own.parent.glob("[!.]*.json"):
+        for path in (queue_folder(runs) / "submits").glob("[!.]*.json"):
+            written_ns = path.stat().st_mtime_ns
             # NFS: the server sets the file's time, this host reads the clock. They differ by far less than TRUSTED_S.
-            if path.name != own.name and time.time() - path.stat().st_mtime < TRUSTED_S:
-                found.append(path)
-    return found
+            if time.time() - written_ns / 1e9 < TRUSTED_S:
+                found.append((written_ns, path))
+    return [path for _, path in sorted(found)]
 
 
 def _file(runs: Path, host: Host) -> Path:
     name = hashlib.sha256(f"{host.name}\0{host.network}".encode()).hexdigest()[:16]
     return queue_folder(runs) / "submits" / f"{name}.json"
-
-
-def _read_host_name(path: Path) -> str:
-    with contextlib.suppress(OSError, ValueError):
-        host = Host.from_json(read_json(path))
-        return host.name if host and host.name else "another host"
-    return "another host"

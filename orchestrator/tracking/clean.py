@@ -173,7 +173,7 @@ def needed_snapshots(store: Store, runs: Path) -> set[str]:
     found = set()
     for record in submissions.live_attempts(store):
         found.add(str(read_object_or_empty(RunDir.of(runs, record.run_id).spec).get("snapshot", "")))
-    found |= {str(record.about.get("snapshot", "")) for record in ArrayFolder(runs).open()}
+    found |= {str(record.about.get("snapshot", "")) for record in ArrayFolder(runs).read()}
     for outbox in (runs / "queue" / "outbox").glob("*.json"):
         with contextlib.suppress(OSError, ValueError):
             found |= {spec.snapshot for spec in unpack_specs(outbox.read_bytes())}

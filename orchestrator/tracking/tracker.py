@@ -120,7 +120,7 @@ def refresh(store: Store, runs: Path, *, fresh: bool = False) -> list[IngestProb
 def _create_unknown_run_folders(store: Store, runs: Path) -> list[IngestProblem]:
     """Create the folders of waiting Slurm tasks that the store does not know, as it is new; return what failed."""
     arrays = ArrayFolder(runs)
-    records = arrays.open()
+    records = arrays.read()
     known = submissions.known_tokens(store) if records else set()
     problems = []
     for record in records:

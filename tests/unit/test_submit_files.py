@@ -73,7 +73,7 @@ def test_an_array_is_two_files_until_its_tasks_start(campaign: Any) -> None:
         assert run.read_spec() == request.spec
         chosen = {"partition": "htc"} if number == 0 else {}
         assert read_json(request.directory.submission) == {**request.submission.to_json(), "job_id": job_id, **chosen}
-    assert folder.open("lab") == [record] and folder.open("other") == []
+    assert folder.read("lab") == [record] and folder.read("other") == []
 
 
 def test_many_ranks_make_the_same_run_folders_at_once(campaign: Any) -> None:

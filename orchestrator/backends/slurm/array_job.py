@@ -85,10 +85,11 @@ class ArrayExecutor(SubmititExecutor):
 
     All tasks share one pickled call, which is on disk before ``sbatch`` under the array's name, where the script finds
     it. submitit 1.5 writes one pickle per task and renames it after ``sbatch``: a submit that is killed in between
-    leaves tasks without a call.
+    leaves tasks without a call. ``submit`` raises :class:`SubmissionError`.
     """
 
     def __init__(self, jobs: Path, array: ArrayJob, *, on_accepted: Callable[[str], None]) -> None:
+        """Prepare an array below ``jobs``, the folder of all arrays. ``on_accepted`` gets the job id once known."""
         super().__init__(jobs / "%A")
         self._array = array
         self._on_accepted = on_accepted
@@ -106,21 +107,15 @@ class ArrayExecutor(SubmititExecutor):
         delayed.set_timeout(array.minutes, self.max_num_timeout)
         delayed.dump(array.folder / "call.pkl")
         script = _script_file(array.folder)
-        script.write_text(self._make_submission_file_text("", array.name), encoding="utf-8", newline="\n")
-        answer = commands.run(*self._array_command(script), timeout_s=commands.SBATCH_TIMEOUT_S)
+        script.write_text(array.script, encoding="utf-8", newline="\n")
+        indices = f"--array=0-{array.num_tasks - 1}" + (f"%{array.parallel}" if array.parallel else "")
+        argv = ("sbatch", "--parsable", f"--job-name={array.name}", indices, *array.options, str(script))
+        answer = commands.run(*argv, timeout_s=commands.SBATCH_TIMEOUT_S)
         outcome, job_id = outcome_of(answer)
         if job_id is None:
             raise SubmissionError(outcome, answer)
         self._on_accepted(job_id)
         return [rename_script(self.folder.parent, array.folder, job_id, num_ranks=array.num_ranks)]
-
-    def _make_submission_file_text(self, command: str, uid: str) -> str:  # noqa: ARG002 (submitit's signature)
-        return self._array.script
-
-    def _array_command(self, script: Path) -> list[str]:
-        throttle = f"%{self._array.parallel}" if self._array.parallel else ""
-        indices = f"--array=0-{self._array.num_tasks - 1}{throttle}"
-        return ["sbatch", "--parsable", f"--job-name={self._array.name}", indices, *self._array.options, str(script)]
 
 
 def _script_file(folder: Path) -> Path:
@@ -137,24 +132,3 @@ def rename_script(jobs: Path, folder: Path, job_id: str, *, num_ranks: int = 1) 
     if _script_file(folder).exists() and not job.paths.submission_file.exists():
         job.paths.move_temporary_file(_script_file(folder), "submission_file")
     return job
-
-
-def submit_array(
-    jobs: Path, array: ArrayJob, call: Callable[[str], Any], *, on_accepted: Callable[[str], None]
-) -> Job[Any]:
-    """Submit one array. Each task calls ``call`` with the array's folder.
-
-    Args:
-        jobs: the folder of all arrays.
-        array: the array.
-        call: a function that compute nodes can import.
-        on_accepted: called with the job id as soon as it is known.
-
-    Returns:
-        submitit's view of the first task.
-
-    Raises:
-        SubmissionError: ``sbatch`` rejected the array or did not answer.
-    """
-    executor = ArrayExecutor(jobs, array, on_accepted=on_accepted)
-    return executor.submit(call, str(array.folder))

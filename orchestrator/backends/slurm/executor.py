@@ -98,7 +98,7 @@ class SlurmExecutor:
         if answer is None:
             return None
         queued, answered_at = answer
-        arrays = self._arrays.open(self._limits.name)
+        arrays = self._arrays.read(self._limits.name)
         uncounted = sum(len(a.tasks) for a in arrays if a.job_id is None or a.asked_at > answered_at)
         return max(0, self._limits.max_submit - queued - uncounted)
 
@@ -150,7 +150,7 @@ class SlurmExecutor:
 
     def status(self, attempts: Sequence[Attempt], *, fresh: bool = False) -> list[Status]:
         """Return the status of each attempt. Writes ``exit.json`` of those that ended without a result."""
-        records = self._arrays.open(self._limits.name)
+        records = self._arrays.read(self._limits.name)
         tokens = {attempt.token for attempt in attempts}
         concerned = [record for record in records if any(task.token in tokens for task in record.tasks)]
         report = query.poll(self._folder, self._limits, concerned, fresh=fresh)
@@ -204,7 +204,7 @@ class SlurmExecutor:
 
     def supersede(self, attempts: Sequence[Attempt]) -> None:
         """Cancel jobs that Slurm might requeue after a later attempt has replaced them."""
-        places = _places(self._arrays.all(self._limits.name))
+        places = _places(self._arrays.read(self._limits.name, ended=True))
         for attempt in attempts:
             record, index = places.get(attempt.token, (None, 0))
             if record is not None and (task_id := record.task_id(index)) is not None:
@@ -214,7 +214,7 @@ class SlurmExecutor:
     # --- submit ---
 
     def _open_places(self) -> _Places:
-        return _places(self._arrays.open(self._limits.name))
+        return _places(self._arrays.read(self._limits.name))
 
     def _chunks(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
         """Group requests by shape and code, at most as many as an array may have; indices start at 0 in each."""
@@ -255,7 +255,8 @@ class SlurmExecutor:
             record = self._arrays.write(replace(record, job_id=job_id))
 
         try:
-            array_job.submit_array(jobs_folder(self._runs), array, entry.run_task, on_accepted=write_job_id)
+            executor = array_job.ArrayExecutor(jobs_folder(self._runs), array, on_accepted=write_job_id)
+            executor.submit(entry.run_task, str(array.folder))
         except array_job.SubmissionError as error:
             if error.outcome is array_job.SbatchOutcome.REJECTED:
                 self._arrays.discard(record)

@@ -14,7 +14,9 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cache
+
+from pydantic import TypeAdapter
 
 from orchestrator.backends.slurm import commands
 from orchestrator.backends.slurm.records import ArrayRecord, ClusterFolder, ClusterLimits
@@ -26,7 +28,7 @@ from orchestrator.backends.slurm.states import (
     parse_indices,
     phase_of,
 )
-from workloads.files.json_file import read_json, write_json
+from workloads.files.json_file import write_bytes
 
 log = logging.getLogger(__name__)
 
@@ -98,30 +100,21 @@ class SlurmReport:
     def read(cls, folder: ClusterFolder) -> SlurmReport:
         """Read the last report; an empty one if it is missing, damaged or of another version."""
         try:
-            data: dict[str, Any] = read_json(folder.newest)
-            arrays = {
-                name: ArrayReport(a["job_ids"], {int(i): TaskRecord(**task) for i, task in a["tasks"].items()})
-                for name, a in data.pop("arrays").items()
-            }
-            return cls(**data, arrays=arrays)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return _json().validate_json(folder.newest.read_bytes())
+        except (OSError, ValueError):
             return cls()
 
     def write(self, folder: ClusterFolder) -> None:
         """Write the report if possible; a full disk must not fail the command."""
-        arrays = {
-            name: {"job_ids": array.job_ids, "tasks": {i: _as_dict(task) for i, task in array.tasks.items()}}
-            for name, array in self.arrays.items()
-        }
         try:
-            write_json(folder.newest, _as_dict(self) | {"arrays": arrays}, durable=False)
+            write_bytes(folder.newest, _json().dump_json(self), durable=False)
         except OSError as error:
             log.warning("cannot write %s: %s", folder.newest, error.strerror)
 
 
-def _as_dict(value: Any) -> dict[str, Any]:
-    # dataclasses.asdict copies every value, which takes long for thousands of tasks.
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+@cache
+def _json() -> TypeAdapter[SlurmReport]:
+    return TypeAdapter(SlurmReport)
 
 
 def poll(

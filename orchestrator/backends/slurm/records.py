@@ -259,11 +259,7 @@ class ArrayFolder:
             record_file(self.of(record)).unlink()
         shutil.rmtree(self.of(record), ignore_errors=True)
 
-    def open(self, target: str = "") -> list[ArrayRecord]:
-        """Return the arrays with live tasks of a target, or of all, oldest first."""
-        return self.all(target, ended=False)
-
-    def all(self, target: str = "", *, ended: bool = True) -> list[ArrayRecord]:
+    def read(self, target: str = "", *, ended: bool = False) -> list[ArrayRecord]:
         """Return the arrays of a target, or of all, oldest first; only those with live tasks unless ``ended``."""
         found = []
         for folder in jobs_folder(self.runs).glob(f"{JOB_NAME_PREFIX}*"):
