@@ -1,4 +1,4 @@
-"""What a checkpoint tells before there is a strategy that could take its state."""
+"""Progress in a checkpoint, read before a strategy exists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 PROGRESS: dict[str, Any] = {"epoch": 2, "balance_applied": [9, 13]}
 
 
-def test_progress_is_read_by_itself_where_the_checkpoint_can_be_used(tmp_path: Path) -> None:
+def test_progress_is_read_alone_from_a_usable_checkpoint(tmp_path: Path) -> None:
     """Of none, of another run's and of one that was cut short there is none: nobody takes those over."""
     from workloads.engines import checkpoint
 

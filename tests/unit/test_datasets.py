@@ -1,4 +1,4 @@
-"""The embedded and made data sets, what all data sets share, and the lock that saves work."""
+"""Embedded and generated data sets, and what all data sets share: statistics, lock, threads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_declarations_load_neither_a_framework_nor_an_array_library() -> None:
 
 
 @pytest.mark.torch
-def test_digits_are_the_real_ones_split_once_and_evenly() -> None:
+def test_digits_are_split_once_and_evenly() -> None:
     """1,437 + 360 real images, every class within one image of its share, and the split covers each image once."""
     data = digits.DECLARATION.load(None, "digits", config("digits"))
     shape = digits.DECLARATION.shape(None, "digits")
@@ -84,7 +84,7 @@ def test_synthetic_images_follow_the_seed_and_the_wished_size() -> None:
     assert (small.train.images != other.train.images).any()
 
 
-def test_synthetic_images_are_what_their_digest_promises() -> None:
+def test_synthetic_images_match_their_digest() -> None:
     """Other images of a seed need another ``DIGEST``, so that earlier results are known to be of others."""
     data = synthetic.DECLARATION.load(None, "synthetic", config("synthetic"))
     content = hashlib.sha256(data.train.images.tobytes() + data.test.images.tobytes()).hexdigest()
@@ -119,7 +119,7 @@ def test_a_stored_image_becomes_the_same_picture(channels: int) -> None:
     assert (picture.reshape(4, 4, channels).transpose(2, 0, 1) == images[1]).all()
 
 
-def test_a_lock_is_waited_for_and_its_holder_named(tmp_path: Path) -> None:
+def test_a_waiting_process_names_the_lock_holder(tmp_path: Path) -> None:
     """While one holds it, a second waits (and says for whom); bounded: at the end it gives up naming the process."""
     said: list[str] = []
     with (
@@ -134,7 +134,7 @@ def test_a_lock_is_waited_for_and_its_holder_named(tmp_path: Path) -> None:
     assert said[0].startswith("waiting for process")
 
 
-def test_a_lock_passes_on_when_it_is_let_go(tmp_path: Path) -> None:
+def test_a_released_lock_goes_to_the_waiting_process(tmp_path: Path) -> None:
     waiting, entered = threading.Event(), threading.Event()
 
     def second() -> None:

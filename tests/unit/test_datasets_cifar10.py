@@ -1,4 +1,4 @@
-"""CIFAR-10 on tiny files of the same format, written as Python 2 wrote them, with checksums to match; no network."""
+"""CIFAR-10 on tiny files as Python 2 pickled them, with matching checksums; no network."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_torchvision_reads_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_the_checksums_are_torchvision_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checksums_are_those_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     theirs: Any = pytest.importorskip("torchvision").datasets.CIFAR10
     meta = [theirs.meta["filename"], theirs.meta["md5"]]
@@ -150,13 +150,13 @@ def test_the_checksums_are_torchvision_s(monkeypatch: pytest.MonkeyPatch) -> Non
     assert theirs.base_folder == FOLDER
 
 
-def test_without_a_data_root_the_variable_is_named() -> None:
+def test_without_a_data_root_the_problem_names_the_variable() -> None:
     (problem,) = DECLARATION.check(None, "cifar10")
     assert problem.where == "ORCHESTRATE_DATA" and DECLARATION.digest(None, "cifar10") == ""
 
 
 @pytest.mark.parametrize("name", ["data_batch_3", "test_batch", "batches.meta"])
-def test_a_missing_a_short_and_a_changed_file_are_named(tmp_path: Path, name: str) -> None:
+def test_check_and_load_name_missing_short_and_changed_files(tmp_path: Path, name: str) -> None:
     path = create_files(tmp_path) / name
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"\x00")
@@ -193,7 +193,7 @@ def test_the_error_names_a_file_that_is_no_batch(tmp_path: Path, content: bytes)
         read_pickle(io.BytesIO(content), tmp_path / "data_batch_1")
 
 
-def test_arrays_of_today_s_python_are_read_too(tmp_path: Path) -> None:
+def test_pickles_of_current_python_are_read_too(tmp_path: Path) -> None:
     images = np.arange(12, dtype=np.uint8).reshape(2, 6)
     found = read_pickle(io.BytesIO(pickle.dumps({"data": images}, protocol=2)), tmp_path)
     assert np.array_equal(found["data"], images)

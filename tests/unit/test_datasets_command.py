@@ -1,4 +1,4 @@
-"""``orchestrate data``: what is printed where, and the exit codes. Through the command line's own entry."""
+"""``orchestrate data``: output and exit codes, through the command line's entry point."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_list_shows_what_can_be_used(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+def test_list_shows_usable_data_sets(capsys: pytest.CaptureFixture[str], root: Path) -> None:
     code, out, _ = run(capsys, "list", "--json", "--data", str(root))
     rows = {row["dataset"]: row for row in json.loads(out)}
     assert code == 0
@@ -45,7 +45,7 @@ def test_list_shows_what_can_be_used(capsys: pytest.CaptureFixture[str], root: P
 
 
 @pytest.mark.torch
-def test_prepare_talks_on_standard_error_and_is_idempotent(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+def test_prepare_reports_on_standard_error_and_is_idempotent(capsys: pytest.CaptureFixture[str], root: Path) -> None:
     for _ in range(2):
         code, out, err = run(capsys, "prepare", "digits", "imagefolder/pets", "--data", str(root))
         assert (code, out) == (0, "")
@@ -63,18 +63,18 @@ def test_check_names_each_problem_and_its_fix(capsys: pytest.CaptureFixture[str]
     assert err == "data sets checked: 2; problems: 1\n"
 
 
-def test_check_of_whole_data_sets_ends_well(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+def test_check_of_whole_data_sets_succeeds(capsys: pytest.CaptureFixture[str], root: Path) -> None:
     code, out, err = run(capsys, "check", "imagefolder/pets", "--data", str(root))
     assert (code, out, err) == (0, "", "data sets checked: 1; problems: 0\n")
 
 
-def test_check_without_names_looks_at_all_there_are(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+def test_check_without_names_checks_all_data_sets(capsys: pytest.CaptureFixture[str], root: Path) -> None:
     code, out, _ = run(capsys, "check", "--json", "--data", str(root))
     assert code == 1
     assert {problem["dataset"] for problem in json.loads(out)} == {"cifar10", "mnist"}
 
 
-def test_an_unknown_name_is_bad_input_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name_is_an_input_error_with_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "prepare", "digits", "mnits")
     assert (code, out) == (2, "")
     assert "no data set is named 'mnits'" in err
@@ -82,14 +82,14 @@ def test_an_unknown_name_is_bad_input_with_the_nearest_one(capsys: pytest.Captur
     assert "needs no preparation" not in err  # names are checked before anything is done
 
 
-def test_one_failure_of_several_is_partly_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_failure_among_several_exits_as_partly_done(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "prepare", "digits", "mnist")
     assert code == 3
     assert "export ORCHESTRATE_DATA" in err
     assert "1 of 2 data sets could not be prepared: mnist" in err
 
 
-def test_all_failing_is_a_failure_and_a_hostile_name_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes_of_total_failure_and_of_a_hostile_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "prepare", "mnist")[0] == 1
     assert run(capsys, "prepare", "mnist", "imagefolder/pets")[0] == 1
     code, _, err = run(capsys, "prepare", "imagefolder/../pets")
@@ -97,9 +97,7 @@ def test_all_failing_is_a_failure_and_a_hostile_name_bad_input(capsys: pytest.Ca
     assert "does not name a folder of the data root" in err
 
 
-def test_a_package_that_is_missing_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_names_a_missing_package(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.metadata
 
     def version(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Image folders: what is read, what is noticed when files are lost, changed or damaged, and what the cache survives."""
+"""Image folders: loading, lost, changed and damaged files, and the cache."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_gray_images_have_one_channel_unless_one_has_colour(root: Path) -> None:
     assert load(root).train.images.shape == (10, 3, 8, 8)
 
 
-def test_its_shape_is_known_once_it_was_read(root: Path) -> None:
+def test_the_shape_is_known_after_the_first_use(root: Path) -> None:
     pets(root)
     assert DECLARATION.shape(root, NAME) is None
     DECLARATION.prepare(root, NAME, print)
@@ -114,7 +114,7 @@ def test_members_are_the_folders_that_look_like_one(root: Path) -> None:
     assert DECLARATION.members(None) == DECLARATION.members(root / "nowhere") == []
 
 
-def test_images_of_differing_sizes_need_a_wished_one(root: Path) -> None:
+def test_images_of_several_sizes_need_an_image_size(root: Path) -> None:
     """Then the shorter side is resized and the centre kept; the dataloader's pictures are the same."""
     folder = pets(root)
     picture(folder / "train" / "dog" / "3.png", 7, (24, 12))
@@ -130,7 +130,7 @@ def test_images_of_differing_sizes_need_a_wished_one(root: Path) -> None:
     assert (np.asarray(data.train.pil(0)).transpose(2, 0, 1) == data.train.images[0]).all()
 
 
-def test_images_larger_than_wished_are_kept_small_and_smaller_ones_as_they_are(root: Path) -> None:
+def test_the_cache_holds_the_smaller_of_own_and_requested_size(root: Path) -> None:
     """A cache for 4 px does not hold 8 px; for 32 px the device enlarges, not the cache."""
     pets(root)
     assert load(root, image_size=4).train.images.shape[-1] == 4
@@ -140,7 +140,7 @@ def test_images_larger_than_wished_are_kept_small_and_smaller_ones_as_they_are(r
 # What is noticed
 
 
-def test_the_digest_at_plan_time_is_the_one_that_the_job_finds(root: Path) -> None:
+def test_plan_and_job_compute_the_same_digest(root: Path) -> None:
     """Empty before the first use (reading everything is not cheap), equal afterwards, and the same in another place."""
     pets(root)
     assert DECLARATION.digest(root, NAME) == ""
@@ -184,7 +184,7 @@ def test_changed_content_changes_the_digest(root: Path, change: Callable[[Path],
 
 
 @pytest.mark.parametrize("change", [_rename, _move_class])
-def test_renamed_images_change_the_digest_and_count_as_gone(root: Path, change: Callable[[Path], None]) -> None:
+def test_renamed_images_change_the_digest_and_count_as_missing(root: Path, change: Callable[[Path], None]) -> None:
     folder = pets(root)
     before = load(root).digest
     change(folder)
@@ -221,7 +221,7 @@ def test_half_a_data_set_deleted_is_an_error_that_names_a_file(root: Path) -> No
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_a_missing_class_folder_is_named(root: Path, split: str) -> None:
+def test_the_error_names_a_missing_class_folder(root: Path, split: str) -> None:
     folder = pets(root)
     shutil.rmtree(folder / split / "dog")
     with pytest.raises(DatasetError, match="class folder missing") as raised:
@@ -230,7 +230,7 @@ def test_a_missing_class_folder_is_named(root: Path, split: str) -> None:
     assert DECLARATION.check(root, NAME)[0].where == str(folder / split / "dog")
 
 
-def test_an_empty_class_folder_is_named(root: Path) -> None:
+def test_the_error_names_an_empty_class_folder(root: Path) -> None:
     folder = pets(root)
     for path in (folder / "test/cat").iterdir():
         path.unlink()
@@ -238,21 +238,21 @@ def test_an_empty_class_folder_is_named(root: Path) -> None:
         load(root)
 
 
-def test_a_missing_split_is_named(root: Path) -> None:
+def test_the_error_names_a_missing_split(root: Path) -> None:
     folder = pets(root)
     shutil.rmtree(folder / "test")
     with pytest.raises(DatasetError, match=r"pets/test: no class folders here"):
         load(root)
 
 
-def test_a_folder_inside_a_class_is_not_passed_over(root: Path) -> None:
+def test_a_folder_inside_a_class_is_an_error(root: Path) -> None:
     picture(pets(root) / "train/cat/more/0.png", 0)
     with pytest.raises(DatasetError, match=r"train/cat/more: a folder inside a class folder"):
         load(root)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("nowhere.png")])
-def test_what_is_no_file_is_named_and_never_opened(root: Path, make: Callable[[Path], None]) -> None:
+def test_links_to_nothing_and_pipes_are_errors_and_never_opened(root: Path, make: Callable[[Path], None]) -> None:
     """Reading a pipe would wait for ever."""
     path = pets(root) / "train" / "dog" / "9.png"
     make(path)
@@ -261,7 +261,7 @@ def test_what_is_no_file_is_named_and_never_opened(root: Path, make: Callable[[P
 
 
 @pytest.mark.parametrize("damage", ["zero bytes", "text", "truncated"])
-def test_an_unreadable_image_is_named(root: Path, damage: str) -> None:
+def test_the_error_names_an_unreadable_image(root: Path, damage: str) -> None:
     """The others are fine; nothing half-made is left, and a whole copy mends it."""
     path = pets(root) / "train" / "dog" / "2.png"
     whole = path.read_bytes()
@@ -274,7 +274,7 @@ def test_an_unreadable_image_is_named(root: Path, damage: str) -> None:
     assert len(load(root).train) == 10
 
 
-def test_a_whole_image_that_is_too_large_has_its_own_remedy(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_above_the_limit_of_pillow_has_its_own_fix(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PIL refuses it, and a whole copy of the file would be no smaller."""
     from PIL import Image
 
@@ -287,13 +287,13 @@ def test_a_whole_image_that_is_too_large_has_its_own_remedy(root: Path, monkeypa
     assert "exceeds limit" in raised.value.why and "make the image smaller" in raised.value.hint
 
 
-def test_an_empty_file_is_a_problem_before_anything_is_queued(root: Path) -> None:
+def test_check_reports_an_empty_file(root: Path) -> None:
     path = pets(root) / "test" / "dog" / "1.png"
     path.write_bytes(b"")
     assert [problem.where for problem in DECLARATION.check(root, NAME)] == [str(path)]
 
 
-def test_a_missing_data_set_tells_which_there_are(root: Path) -> None:
+def test_the_error_for_a_missing_data_set_lists_existing_ones(root: Path) -> None:
     pets(root)
     with pytest.raises(DatasetError, match="no such data set") as raised:
         DECLARATION.load(root, "imagefolder/pest", config())
@@ -306,7 +306,7 @@ def test_a_missing_data_set_tells_which_there_are(root: Path) -> None:
 
 
 @pytest.mark.parametrize("member", ["../pets", "..", ".", "", "/etc", "a/b", ".hidden", "pets/", "x\0y"])
-def test_hostile_names_are_refused(root: Path, member: str) -> None:
+def test_names_outside_the_data_root_are_input_errors(root: Path, member: str) -> None:
     """By every function, as bad input, without looking at the disk."""
     pets(root)
     name = f"imagefolder/{member}"
@@ -317,7 +317,7 @@ def test_hostile_names_are_refused(root: Path, member: str) -> None:
     assert DECLARATION.digest(root / "pets", name) == ""
 
 
-def test_links_that_lead_out_are_refused(root: Path) -> None:
+def test_links_out_of_the_data_set_are_errors(root: Path) -> None:
     """The data set, a class, a file; a link that stays inside is fine."""
     outside = pets(root.parent / "outside")
     (root / "pets").symlink_to(outside)
@@ -415,7 +415,7 @@ def _empty_all(cache: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [_flip_a_byte, _truncate, _remove, _garble_description, _garble_manifest, _other_version, _empty_all]
 )
-def test_a_damaged_cache_is_noticed_and_made_again(root: Path, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_cache_is_replaced(root: Path, damage: Callable[[Path], None]) -> None:
     folder = pets(root)
     before = load(root)
     expected = np.array(before.train.images)
@@ -447,7 +447,7 @@ def test_processes_that_prepare_at_once_do_the_work_once(root: Path, capfd: pyte
     }  # fmt: skip
 
 
-def test_a_killed_preparer_leaves_nothing_that_stops_the_next(root: Path) -> None:
+def test_a_killed_preparation_does_not_stop_the_next(root: Path) -> None:
     """kill -9 in the middle of decoding: the next one neither waits nor takes the half-made file."""
     pets(root)
     slow = USE.replace(
@@ -529,7 +529,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_half_file(root: Path) -> None:
     assert len(load(root).train) == 10
 
 
-def test_old_leftovers_are_swept_and_young_ones_left(root: Path) -> None:
+def test_only_old_leftovers_are_deleted(root: Path) -> None:
     cache = pets(root) / CACHE
     cache.mkdir()
     for name, age_s in (("old", 2 * 3600), ("young", 0)):

@@ -1,4 +1,4 @@
-"""MNIST on tiny files of the same format, with checksums to match; no network anywhere."""
+"""MNIST on tiny files of the same format with matching checksums; no network."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_raw_files_become_arrays(tmp_path: Path) -> None:
     assert DECLARATION.check(tmp_path, "mnist") == []
 
 
-def test_without_a_data_root_the_variable_is_named() -> None:
+def test_without_a_data_root_the_problem_names_the_variable() -> None:
     (problem,) = DECLARATION.check(None, "mnist")
     assert problem.where == "ORCHESTRATE_DATA"
     assert DECLARATION.digest(None, "mnist") == ""
@@ -93,7 +93,7 @@ def test_without_a_data_root_the_variable_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", [file.name for file in FILES])
-def test_a_missing_file_is_named_by_check_and_by_load(tmp_path: Path, name: str) -> None:
+def test_check_and_load_name_a_missing_file(tmp_path: Path, name: str) -> None:
     (create_files(tmp_path, contents()) / name).unlink()
     (problem,) = DECLARATION.check(tmp_path, "mnist")
     assert problem.where.endswith(name)
@@ -103,7 +103,7 @@ def test_a_missing_file_is_named_by_check_and_by_load(tmp_path: Path, name: str)
         DECLARATION.load(tmp_path, "mnist", CONFIG)
 
 
-def test_a_truncated_file_is_named_by_check_and_by_load(tmp_path: Path) -> None:
+def test_check_and_load_name_a_truncated_file(tmp_path: Path) -> None:
     path = create_files(tmp_path, contents()) / "train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:-5])
     (problem,) = DECLARATION.check(tmp_path, "mnist")
@@ -131,7 +131,7 @@ def test_a_flipped_byte_is_noticed_when_loading(tmp_path: Path) -> None:
     ],
     ids=["empty", "cut head", "cut body", "floats", "foreign"],
 )
-def test_what_is_no_idx_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_the_error_names_a_file_that_is_not_idx(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "labels-idx1-ubyte"
     path.write_bytes(content)
     with pytest.raises(DatasetError, match=r"labels-idx1-ubyte: not a whole IDX file"):
@@ -153,7 +153,7 @@ def test_preparing_again_touches_nothing(tmp_path: Path) -> None:
     assert said == [f"mnist: {folder} is whole"]
 
 
-def test_only_the_damaged_file_is_made_again(tmp_path: Path) -> None:
+def test_only_the_damaged_file_is_replaced(tmp_path: Path) -> None:
     folder = create_files(tmp_path, {**contents(), **archives()})
     (folder / "train-labels-idx1-ubyte").write_bytes(b"")
     said: list[str] = []
@@ -192,7 +192,7 @@ def mirror(folder: Path) -> Iterator[str]:
             thread.join()
 
 
-def test_a_mirror_with_other_bytes_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_mirror_is_tried_after_wrong_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first mirror answers with wrong files, the second with right ones (real HTTP on this machine)."""
     for name, files in {"bad": dict.fromkeys(archives(), b"<html>maintenance</html>"), "good": archives()}.items():
         (tmp_path / name).mkdir()

@@ -170,7 +170,7 @@ def test_errors_are_classified(error: Exception, state: State, reason: str, code
     assert classify(error) == (state, reason, code)
 
 
-def test_the_pulse_shows_progress_and_leaves_no_trace_of_a_hang(attempt: AttemptDir) -> None:
+def test_the_pulse_writes_progress_and_deletes_its_empty_stacks_file(attempt: AttemptDir) -> None:
     """Phase, place and rate are in the file within seconds; a good end removes the empty file for stacks."""
     with Pulse(attempt, 2, hang_timeout_s=60) as pulse:
         pulse.epochs, pulse.steps = 3, 30

@@ -1,4 +1,4 @@
-"""Both loaders: every sample once at any world size, the same samples and augmentation, and what a dead worker says."""
+"""Both loaders: every sample once at any world size, equal samples and augmentation, errors of workers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def joined(lists: Iterable[list[int]]) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", [1, 2, 3, 30])
-def test_every_sample_comes_once_at_any_world_size(kind: str, world: int) -> None:
+def test_each_sample_occurs_once_at_any_world_size(kind: str, world: int) -> None:
     """21 samples, training and test; the global batches are those of one rank; 30 ranks leave 9 with stand-ins."""
     data = numbered()
     alone = counted(make(data, kind, augment="none").train(3))
@@ -96,7 +96,7 @@ def test_every_sample_comes_once_at_any_world_size(kind: str, world: int) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_epochs_differ_and_repeat_themselves(kind: str) -> None:
+def test_epochs_differ_and_are_reproducible(kind: str) -> None:
     """An epoch depends on seed and epoch alone: asked for again, or first, it is the same."""
     loader = make(numbered(), kind, augment="none")
     first, second = counted(loader.train(0)), counted(loader.train(1))
@@ -120,7 +120,7 @@ def test_both_loaders_give_the_same_batches_to_the_bit(augment: str, channels: i
         assert (mine.num_local, mine.num_global) == (other.num_local, other.num_global)
 
 
-def test_workers_give_what_the_training_process_gives() -> None:
+def test_workers_give_the_batches_of_the_training_process() -> None:
     """Two persistent worker processes over two epochs and a test pass between them; close ends them."""
     data = data_of()
     alone, helped = make(data, "dataloader"), make(data, "dataloader", workers=2)
@@ -179,7 +179,7 @@ def test_augmentation_is_pad_crop_and_mirror() -> None:
 @pytest.mark.parametrize("augment", ["flip", "crop_flip"])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_the_way_for_gpus_gathers_the_same_pixels(augment: str, channels: int, channels_last: bool) -> None:
+def test_the_gatherer_for_gpus_gives_the_same_pixels(augment: str, channels: int, channels_last: bool) -> None:
     """The table way runs on any device; here on the CPU against the copying way."""
     data = data_of(50, channels=channels)
     augmentation = Augmentation.of(augment, image_size=16, seed=9)
@@ -201,7 +201,7 @@ def test_channels_last_is_a_layout_not_another_batch(kind: str) -> None:
 
 
 @pytest.mark.parametrize("size", [8, 24, 32])
-def test_resizing_is_the_same_for_the_eye(size: int) -> None:
+def test_both_loaders_resize_almost_equally(size: int) -> None:
     """Device and Pillow both filter when they shrink; they differ by Pillow's rounding to whole levels only."""
     data = data_of()
     resident, pillow = make(data, to=size), make(data, "dataloader", to=size)
@@ -211,7 +211,7 @@ def test_resizing_is_the_same_for_the_eye(size: int) -> None:
         assert (mine.x - other.x).abs().max() < 1.6 * level
 
 
-def test_batches_are_normalised() -> None:
+def test_batches_are_normalized() -> None:
     """Over the training images: mean 0, deviation 1 in each channel."""
     x = torch.cat([batch.x for batch in make(data_of(100), augment="none", dtype=torch.float64).train(0)])
     assert x.mean((0, 2, 3)).abs().max() < 1e-9
@@ -227,7 +227,7 @@ def test_train_fraction_takes_the_same_samples_everywhere(kind: str) -> None:
     assert len(chosen) == 1
 
 
-def test_a_subset_s_samples_are_augmented_as_in_the_whole_set() -> None:
+def test_a_subset_is_augmented_like_the_whole_set() -> None:
     """Augmentation goes by a sample's number in the data set, not by its place in the subset."""
     data = data_of(60)
     resident, pillow = make(data, train_fraction=0.3), make(data, "dataloader", train_fraction=0.3)
@@ -236,18 +236,18 @@ def test_a_subset_s_samples_are_augmented_as_in_the_whole_set() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_drop_last_that_leaves_no_step_is_refused(kind: str) -> None:
+def test_drop_last_without_a_step_is_an_error(kind: str) -> None:
     assert make(numbered(), kind, drop_last=True).steps_per_epoch == 2
     with pytest.raises(DatasetError, match="no step is left"):
         make(numbered(), kind, drop_last=True, batch_size=22)
 
 
-def test_an_unknown_loader_is_refused_with_the_known_ones() -> None:
+def test_the_error_for_an_unknown_loader_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match='loader is "resident" or "dataloader"'):
         make(numbered(), "tfdata")
 
 
-def test_data_that_does_not_fit_the_device_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_data_larger_than_the_device_has_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     def on_device(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
 
@@ -259,7 +259,7 @@ def test_data_that_does_not_fit_the_device_says_how_to_go_on(monkeypatch: pytest
     assert 'set loader = "dataloader"' in str(raised.value)
 
 
-def test_a_killed_worker_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker_is_a_worker_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the kernel does when memory is out: kill -9 of the worker itself. No hang, no bare RuntimeError."""
     monkeypatch.setattr(Split, "pil", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     loader = make(numbered(), "dataloader", workers=1)
@@ -275,7 +275,7 @@ def test_a_killed_worker_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_image_that_went_bad_is_named_from_a_worker_too(tmp_path: Path, workers: int) -> None:
+def test_the_error_of_a_worker_names_the_damaged_image(tmp_path: Path, workers: int) -> None:
     """The worker's own error arrives, without a traceback in its message."""
     data = numbered()
     gone = tmp_path / "gone.png"
@@ -290,7 +290,7 @@ def test_an_image_that_went_bad_is_named_from_a_worker_too(tmp_path: Path, worke
     assert "Traceback" not in str(raised.value)
 
 
-def test_global_random_state_is_left_alone() -> None:
+def test_global_random_state_is_unchanged() -> None:
     """Loading must not move the state that dropout draws from: strategies are compared to the bit."""
     torch.manual_seed(0)
     expected = torch.rand(3)

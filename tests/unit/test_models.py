@@ -1,4 +1,4 @@
-"""Models: what is built for small and large images, and the list of layers that pipelines cut."""
+"""Models at small and large image sizes, and the lists of layers that pipelines cut."""
 
 from __future__ import annotations
 
@@ -132,13 +132,13 @@ def test_every_model_of_ours_can_be_cut() -> None:
     ("model", "kind"),
     [("timm/convnext_atto", "ConvNeXt"), ("timm/deit_tiny_distilled_patch16_224", "VisionTransformerDistilled")],
 )
-def test_a_timm_model_of_unknown_order_is_refused(model: str, kind: str) -> None:
+def test_a_timm_model_of_another_family_is_an_error(model: str, kind: str) -> None:
     """Also one that derives from a known one, and has another token and another head."""
     with pytest.raises(InputError, match=f"{kind} of timm cannot be cut into layers"):
         registry.models()["timm/*"].layers(_build(model))  # type: ignore[misc]
 
 
-def test_a_part_does_not_write_into_what_it_is_given() -> None:
+def test_a_part_does_not_work_in_place_on_its_input() -> None:
     """The head of a part is no longer in place, others still are."""
     from workloads.models.shared import layer_lists
 

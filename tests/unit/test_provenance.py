@@ -20,7 +20,7 @@ def _digest_of(folder: Path) -> str:
     return done.stdout.strip()
 
 
-def test_code_digest_sees_every_source_and_nothing_else(tmp_path: Path) -> None:
+def test_the_code_digest_covers_every_source_and_nothing_else(tmp_path: Path) -> None:
     """A copy elsewhere has the same digest; a changed line has another; caches and data do not count."""
     package = tmp_path / "workloads"
     shutil.copytree(Path(workloads.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -33,7 +33,7 @@ def test_code_digest_sees_every_source_and_nothing_else(tmp_path: Path) -> None:
     assert _digest_of(tmp_path) != before
 
 
-def test_packages_digest_sees_what_may_change_a_measurement() -> None:
+def test_the_packages_digest_covers_measured_packages_only() -> None:
     versions = {"torch": "2.6.0", "rich": "13.7"}
     assert software.packages_digest(versions) == software.packages_digest(versions | {"rich": "14.0"})
     assert software.packages_digest(versions) != software.packages_digest(versions | {"torch": "2.6.1"})
@@ -41,7 +41,7 @@ def test_packages_digest_sees_what_may_change_a_measurement() -> None:
     assert software.canonical_name("Scikit_Learn") == "scikit-learn"
 
 
-def test_what_is_collected_is_evidence() -> None:
+def test_collected_facts() -> None:
     found = job_facts.collect("c0de")
     assert found["code_digest"] == "c0de"
     assert found["packages"]["submitit"] and found["python"] and found["cores"] >= 1
@@ -56,7 +56,7 @@ def test_process_age_counts_from_the_start_of_the_interpreter() -> None:
     assert 0.5 <= age <= time.monotonic() - started + 0.02
 
 
-def test_installed_packages_are_those_that_their_metadata_names() -> None:
+def test_installed_packages_match_their_metadata() -> None:
     """Told from folder names alone, and equal to what reading every metadata file says; of several the first counts."""
     found = software.installed_packages()
     named: dict[str, str] = {}

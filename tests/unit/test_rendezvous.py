@@ -1,4 +1,4 @@
-"""How ranks find each other: through a file, without a fixed port and without a name that must resolve."""
+"""How ranks find each other: through a file, without a fixed port or resolvable host names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_first_address_that_answers_is_taken(tmp_path: Path) -> None:
         assert rendezvous.find(tmp_path / "r.json", RANK_1, timeout_s=10) == ("127.0.0.1", port)
 
 
-def test_a_predecessors_word_is_not_taken(tmp_path: Path) -> None:
+def test_the_address_of_an_earlier_launch_is_ignored(tmp_path: Path) -> None:
     """What another launch of the same attempt left is ignored until rank 0 of this one has spoken."""
     path = tmp_path / "r.json"
     with socket.create_server(("127.0.0.1", 0)) as stale, socket.create_server(("127.0.0.1", 0)) as server:
@@ -44,21 +44,23 @@ def test_a_predecessors_word_is_not_taken(tmp_path: Path) -> None:
         late.join()
 
 
-def test_the_wait_is_bounded_and_says_why(tmp_path: Path) -> None:
+def test_the_wait_is_bounded_and_the_error_has_the_reason(tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(JobError) as caught:
         rendezvous.find(tmp_path / "r.json", RANK_1, timeout_s=0.3)
     assert time.monotonic() - started < 2
-    assert "rank 1 did not reach rank 0 within 0 s" in str(caught.value) and "has published no address" in str(caught.value)
+    assert "rank 1 did not reach rank 0 within 0 s" in str(caught.value) and "has published no address" in str(
+        caught.value
+    )
 
 
-def test_one_host_meets_on_its_loopback() -> None:
+def test_one_host_uses_its_loopback_address() -> None:
     assert rendezvous.own_addresses(RANK_1) == ["127.0.0.1"]
     assert rendezvous.interface_towards("127.0.0.1") == "lo"
     assert rendezvous.interface_towards("no-such-host.invalid") == ""
 
 
-def test_several_nodes_take_the_schedulers_word_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_nodes_use_the_address_of_slurm_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``NodeAddr`` of ``scontrol show node`` comes first, as it is; the host's own loopback name is never offered."""
     tool = tmp_path / "scontrol"
     tool.write_text(

@@ -1,4 +1,4 @@
-"""Files of a run: atomic writes, append-only events, and refusal of what is not ours."""
+"""Files of a run: atomic writes, append-only events, errors for files of other runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workloads.files.run_dir import RunDir, run_dirs
 RUN_ID = "a9ff36a397d39cd3"
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file_and_no_temporary_file(tmp_path: Path) -> None:
     """A value that JSON lacks fails before, a full disk during the write: the reader sees the old content."""
     path = tmp_path / "result.json"
     write_json(path, {"a": 1})
@@ -44,7 +44,7 @@ def test_a_full_disk_during_a_write_leaves_the_old_file(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("content", [b"", b"  \n", b'{"a": 1', b"\xff\xfe", b"not json", b"[" * 100_000])
-def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_the_error_names_a_damaged_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "result.json"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"result\.json"):
@@ -52,19 +52,19 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("run_id", ["../../etc/passwd", "", "A9FF36A397D39CD3", "a9ff", RUN_ID + "/x"])
-def test_a_text_that_is_no_run_id_names_no_path(tmp_path: Path, run_id: str) -> None:
+def test_only_a_run_id_becomes_a_path(tmp_path: Path, run_id: str) -> None:
     with pytest.raises(ValueError, match="not a run id"):
         RunDir.of(tmp_path, run_id)
 
 
-def test_a_result_of_another_run_or_attempt_is_refused(tmp_path: Path) -> None:
+def test_a_result_of_another_run_or_attempt_is_an_error(tmp_path: Path) -> None:
     attempt = RunDir.of(tmp_path, RUN_ID).attempt(2).create()
     write_json(attempt.result, RunResult(run_id=RUN_ID, attempt=1, state=State.SUCCEEDED).to_json())
     with pytest.raises(ValueError, match="belongs to run a9ff36a397d39cd3 attempt 1"):
         attempt.read_result()
 
 
-def test_an_edited_spec_is_not_the_run_any_more(tmp_path: Path) -> None:
+def test_an_edited_spec_is_an_error(tmp_path: Path) -> None:
     """Its directory would hold what another learning rate learned."""
     train = TrainConfig(model="cnn", dataset="digits", strategy="eager", hardware=Hardware("cpu", 1), cpus=1)
     run = RunDir.of(tmp_path, train.run_id())
@@ -98,7 +98,7 @@ def test_a_failed_write_names_the_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_run_dirs_passes_over_foreign_files(tmp_path: Path) -> None:
+def test_run_dirs_skips_other_files(tmp_path: Path) -> None:
     run = RunDir.of(tmp_path, RUN_ID)
     run.attempt(10).create()
     run.attempt(9).create()
@@ -110,7 +110,7 @@ def test_run_dirs_passes_over_foreign_files(tmp_path: Path) -> None:
     assert [a.number for a in run.attempts()] == [9, 10]
 
 
-def test_events_are_read_on_from_where_the_last_call_stopped(tmp_path: Path) -> None:
+def test_events_are_read_from_the_offset_of_the_last_call(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     log = EventLog(path)
     log.write("epoch", epoch=1, train_loss=float("inf"), name="日本\n")
@@ -123,14 +123,14 @@ def test_events_are_read_on_from_where_the_last_call_stopped(tmp_path: Path) -> 
     log.close()
 
 
-def test_an_event_nested_too_deeply_is_passed_over(tmp_path: Path) -> None:
+def test_an_event_nested_too_deeply_is_skipped(tmp_path: Path) -> None:
     """As one that is broken."""
     path = tmp_path / "events.jsonl"
     path.write_text('{"event":"start"}\n{"event":"start","x":' + "[" * 100_000 + "]" * 100_000 + "}\n")
     assert read_events(path)[0] == [{"event": "start"}]
 
 
-def test_a_half_line_is_left_for_later_and_its_successor_starts_a_line_of_its_own(tmp_path: Path) -> None:
+def test_a_broken_last_line_is_left_for_later_and_a_new_writer_ends_it(tmp_path: Path) -> None:
     """A writer killed in the middle of a line neither hides its earlier events nor swallows the next writer's first."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"event":"epoch","epoch":1}\n{"event":"epo')
@@ -143,7 +143,7 @@ def test_a_half_line_is_left_for_later_and_its_successor_starts_a_line_of_its_ow
     assert [e["event"] for e in events] == ["resume"]
 
 
-def test_events_written_before_kill_9_are_there(tmp_path: Path) -> None:
+def test_events_survive_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     code = (
         "import os, signal, sys; from pathlib import Path; from workloads.files.event_log import EventLog;"

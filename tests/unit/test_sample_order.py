@@ -1,4 +1,4 @@
-"""The integer hash, the order of an epoch, the subset of train_fraction, and who gets which part of a batch."""
+"""The integer hash, the order of an epoch, the subset of train_fraction, and each rank's part of a batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from workloads.loaders.sample_order import (  # noqa: E402
 )
 
 
-def test_the_two_ways_of_hashing_agree_on_all_64_bits() -> None:
+def test_both_hash_functions_agree_on_all_64_bits() -> None:
     """Keys and indices over the whole range, the sign bit included."""
     draw = random.Random(0)
     for key in [0, 1, 2**63, 2**64 - 1, *(draw.getrandbits(64) for _ in range(50))]:
@@ -41,7 +41,7 @@ def test_the_hash_is_splitmix64() -> None:
     assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
-def test_orders_are_fixed_for_all_time() -> None:
+def test_the_order_of_a_seed_never_changes() -> None:
     """A change here changes every result that anybody has stored: it needs a new IDENTITY_VERSION."""
     assert epoch_order(torch.arange(10), seed=0, epoch=0).tolist() == [0, 8, 3, 4, 6, 2, 1, 9, 5, 7]
     assert Augmentation.of("crop_flip", image_size=32, seed=0).draw(epoch=0, index=0) == (8, 3, False)
@@ -71,7 +71,7 @@ def test_a_subset_keeps_the_share_of_every_class() -> None:
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(1.0, 1000), (0.5, 500), (0.0337, 34), (0.001, 1), (1e-9, 1)])
-def test_a_subset_has_the_asked_size(fraction: float, count: int) -> None:
+def test_a_subset_has_the_requested_size(fraction: float, count: int) -> None:
     """Also where classes are of odd sizes and shares are not whole."""
     labels = np.random.default_rng(0).integers(0, 7, 1000)
     assert len(set(subset(labels, fraction, seed=0).tolist())) == count
@@ -92,7 +92,7 @@ def test_every_sample_is_in_one_part_of_one_step(world: int, batch_size: int) ->
     assert seen == list(range(21))
 
 
-def test_drop_last_leaves_the_odd_batch_out() -> None:
+def test_drop_last_leaves_out_the_smaller_last_batch() -> None:
     parts = training_parts(21, 8, drop_last=True, shard=Shard(0, 1))
     assert [(part.start, part.num_local) for part in parts] == [(0, 8), (8, 8)]
     with pytest.raises(DatasetError, match="no step is left: 21 training images are fewer than one batch of 22"):
@@ -111,13 +111,13 @@ def test_every_test_sample_is_evaluated_by_one_rank(world: int, batch_size: int)
         assert sum(part.num_local for part in batch) == batch[0].num_global > 0
 
 
-def test_a_rank_without_samples_loads_one_stand_in() -> None:
+def test_a_rank_without_samples_loads_one_uncounted_sample() -> None:
     assert Part(5, 0, 3).rows == slice(0, 1)
     assert Part(5, 2, 3).rows == slice(5, 7)
 
 
 @pytest.mark.parametrize("augment", ["none", "flip", "crop_flip"])
-def test_augmentation_is_drawn_alike_for_one_and_for_many(augment: str) -> None:
+def test_draw_and_draw_many_agree(augment: str) -> None:
     """Python integers (loader workers) and tensors (the resident loader) draw the same, for any seed and epoch."""
     for size, seed, epoch in ((8, 0, 0), (28, 7, 3), (224, 2**40, 10**6)):
         augmentation = Augmentation.of(augment, image_size=size, seed=seed)

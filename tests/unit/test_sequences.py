@@ -1,4 +1,4 @@
-"""Data that are no images: every sequence once, every position an answer, and rules that keep the two apart."""
+"""Sequence data: every sequence once, a loss over all positions, and the rules that separate it from images."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load() -> object:
     return characters.DECLARATION.load(None, "characters", CONFIG)
 
 
-def test_characters_are_what_their_shape_says() -> None:
+def test_characters_match_their_declared_shape() -> None:
     """As many sequences in every edition, test sequences spread over the text, readable by the names of classes."""
     np = pytest.importorskip("numpy")
     data = characters.DECLARATION.load(None, "characters", CONFIG)
@@ -70,7 +70,7 @@ def test_a_python_without_the_text_is_a_problem_and_an_error(monkeypatch: pytest
 
 @pytest.mark.torch
 @pytest.mark.parametrize("world", [1, 2, 3, 30])
-def test_every_sequence_comes_once_at_any_world_size(world: int) -> None:
+def test_each_sequence_occurs_once_at_any_world_size(world: int) -> None:
     """21 sequences: their numbers are their symbols, and the answers are the symbols that follow."""
     torch = pytest.importorskip("torch")
     np = pytest.importorskip("numpy")
@@ -216,7 +216,7 @@ seed = 0
         ),
     ],
 )
-def test_what_means_nothing_for_sequences_is_excluded(
+def test_keys_and_models_for_images_are_excluded_for_sequences(
     model: str, dataset: str, more: str, rule: str, why: str, tmp_path: Path
 ) -> None:
     spec = experiment.parse(EXPERIMENT.format(model=model, dataset=dataset, more=more), "x")
@@ -226,7 +226,7 @@ def test_what_means_nothing_for_sequences_is_excluded(
     assert len(matrix.expand(fine, default_cpus=lambda _hardware, ranks: ranks).cells) == 1
 
 
-def test_what_means_nothing_for_sequences_is_refused_in_the_job() -> None:
+def test_keys_and_models_for_images_are_errors_in_the_job_for_sequences() -> None:
     train = dataclasses.replace(CONFIG, augment="flip")
     job: Any = SimpleNamespace(spec=SimpleNamespace(train=train))
     with pytest.raises(InputError, match=r"experiment.toml: augment is for images, and characters holds sequences"):

@@ -1,4 +1,4 @@
-"""Freezing code: what is copied, linked, left out and refused; what a job makes of it."""
+"""Snapshots of code: copies, links, omissions, errors, and the job's check."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_sources_are_copied_data_is_linked_caches_are_left_out(tmp_path: Path, p
     assert (copy / "__init__.py").stat().st_mode & 0o222 == 0
 
 
-def test_what_sources_import_from_source_trees_goes_along(tmp_path: Path, plugin: Path) -> None:
+def test_imports_from_source_trees_are_copied_too(tmp_path: Path, plugin: Path) -> None:
     """Imports inside functions and of other trees count, those of installed packages do not, prose does not."""
     tree = plugin.parent
     (tree / "photos").mkdir()
@@ -94,7 +94,7 @@ def test_what_sources_import_from_source_trees_goes_along(tmp_path: Path, plugin
     assert sorted(take(tmp_path).frozen) == ["frosty_ways", "helper.py", "second.py", "third.py", "workloads"]
 
 
-def test_too_much_is_refused_with_a_remedy(tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_code_is_an_error_with_a_fix(tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes and files have limits; nothing is left behind."""
     monkeypatch.setattr(snapshot, "MAX_BYTES", 1000)
     monkeypatch.setattr(snapshot, "MAX_FILES", 2)
@@ -136,7 +136,7 @@ def test_a_source_that_cannot_be_read(tmp_path: Path, plugin: Path, monkeypatch:
         name_of(tmp_path)
 
 
-def test_a_damaged_copy_is_made_again(tmp_path: Path, plugin: Path) -> None:
+def test_a_damaged_copy_is_replaced(tmp_path: Path, plugin: Path) -> None:
     """As after a purge of old files, or a power cut."""
     copy = copy_of(tmp_path)
     (copy / "__init__.py").unlink()
@@ -169,7 +169,7 @@ def test_the_experiment_is_kept_with_what_replaced_its_keys(tmp_path: Path, plug
     assert Experiment.read(tmp_path / "gone.toml") is None
 
 
-def test_a_job_finds_what_was_submitted(tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_imports_the_submitted_code(tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the PYTHONPATH it is given, everything comes from the copies, and the result says so."""
     runs, name = tmp_path / "runs", name_of(tmp_path)
     monkeypatch.setattr(sys, "path", [code_snapshot.pythonpath(runs, name, ""), *sys.path])
@@ -192,7 +192,9 @@ def test_a_job_that_nobody_submitted_is_not_compared(tmp_path: Path) -> None:
 def test_a_replaced_path_is_an_error(tmp_path: Path, plugin: Path) -> None:
     """A prologue or container that drops PYTHONPATH would measure what is there now."""
     name = name_of(tmp_path)
-    with pytest.raises(CodeChangedError, match=r"Python would import .* from .*, not from the submitted copy") as refused:
+    with pytest.raises(
+        CodeChangedError, match=r"Python would import .* from .*, not from the submitted copy"
+    ) as refused:
         code_snapshot.check(tmp_path / "runs", name, thorough=False)
     assert "let no prologue, launcher or container replace PYTHONPATH" in refused.value.hint
 
@@ -271,7 +273,9 @@ def test_an_installed_package_is_compared_by_content(tmp_path: Path, plugin: Pat
     assert code_snapshot.check(tmp_path / "runs", name, thorough=True), "what is not there cannot be measured"
 
 
-def test_what_escaped_the_snapshot_is_told(tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imports_outside_the_snapshot_are_reported(
+    tmp_path: Path, plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A module by a computed name, from a source tree; installed ones and the standard library do not count."""
     module = type(sys)("frosty_escape")
     module.__file__ = str(plugin / "escape.py")
@@ -290,7 +294,7 @@ def test_what_escaped_the_snapshot_is_told(tmp_path: Path, plugin: Path, monkeyp
     assert "frosty_escape" in escaped and not {"numpy", "json", "pytest", "frosty_site"} & set(escaped)
 
 
-def test_only_old_snapshots_that_nobody_needs_are_unneeded(tmp_path: Path, plugin: Path) -> None:
+def test_only_old_unreferenced_snapshots_are_unneeded(tmp_path: Path, plugin: Path) -> None:
     """A young one may belong to a submit at work; the code of a needed one is needed."""
     runs, name = tmp_path / "runs", name_of(tmp_path)
     (plugin / "__init__.py").write_text("A = 2\n")
@@ -305,7 +309,7 @@ def test_only_old_snapshots_that_nobody_needs_are_unneeded(tmp_path: Path, plugi
     assert snapshot.find_unneeded(tmp_path / "nowhere", []) == []
 
 
-def test_a_snapshot_that_is_gone_is_not_kept(tmp_path: Path, plugin: Path) -> None:
+def test_a_missing_snapshot_is_not_kept(tmp_path: Path, plugin: Path) -> None:
     """Runs that name it are frozen anew."""
     name = name_of(tmp_path)
     assert snapshot.renew(tmp_path / "runs", name)
@@ -333,7 +337,7 @@ def test_a_runs_folder_that_pythonpath_cannot_name(tmp_path: Path) -> None:
     assert not (tmp_path / "a:b").exists()
 
 
-def test_places_that_people_edit() -> None:
+def test_locations_that_people_edit() -> None:
     """A checkout is one; the standard library and what installers put somewhere are not."""
     assert code_snapshot.in_source_tree(Path("/home/somebody/project/package"))
     assert not code_snapshot.in_source_tree(Path("/home/somebody/project/.venv/lib/python3.12/site-packages/package"))
@@ -358,7 +362,7 @@ def digests(plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     registry._packages.cache_clear()
 
 
-def test_the_digest_of_a_run_s_code_sees_its_plug_ins_and_no_others(
+def test_the_code_digest_of_a_run_covers_only_its_own_plug_ins(
     plugin: Path, digests: Callable[[], tuple[str, str]]
 ) -> None:
     """What makes results stale: an edit of a plug-in, and of what it imports. What is never copied does not count, nor
@@ -378,7 +382,7 @@ def test_the_digest_of_a_run_s_code_sees_its_plug_ins_and_no_others(
     assert edited[0] != importing[0] and edited[1] == before[1]
 
 
-def test_a_source_that_cannot_be_read_is_told_by_those_who_need_it(
+def test_an_unreadable_source_is_an_error_where_it_is_needed(
     plugin: Path, digests: Callable[[], tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreadable(*_: object) -> dict[str, str]:
@@ -389,7 +393,7 @@ def test_a_source_that_cannot_be_read_is_told_by_those_who_need_it(
         digests()
 
 
-def test_a_job_with_plug_ins_tells_the_code_that_was_submitted_and_checked(
+def test_a_job_with_plug_ins_reports_the_submitted_code_digest(
     plugin: Path, digests: Callable[[], tuple[str, str]], campaign: Any
 ) -> None:
     """Whatever the copy looks like beside its source: links, data and namespace packages are not what they were."""

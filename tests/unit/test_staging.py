@@ -1,4 +1,4 @@
-"""Data sets on the node's own disk: copied once, whole or not at all, and never in the way of a run."""
+"""Data sets on the node's own disk: copied once, complete or not at all; a failure never stops a run."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_data_set_is_copied_once(root: Path, node: Path, capfd: pytest.Capture
     assert told(second)["copied"] is False and told(second)["why_not"] == ""
 
 
-def test_what_changed_is_copied_again(root: Path, node: Path) -> None:
+def test_a_changed_data_set_is_copied_again(root: Path, node: Path) -> None:
     """Another content is another copy; one from which a cleaner took a file is made anew."""
     copy = staging.data_root(job(root), DECLARATION)
     (root / "pets" / "train" / "cat" / "1.png").write_bytes(b"new")
@@ -117,7 +117,7 @@ def _stage(root: Path, barrier: Any, answers: Any) -> None:
     answers.put((str(staging.data_root(mine, DECLARATION)), told(mine)["copied"]))
 
 
-def test_ranks_that_come_at_once_copy_once(root: Path, node: Path) -> None:
+def test_ranks_that_start_together_copy_once(root: Path, node: Path) -> None:
     """Four processes; the others wait for the one that copies and read the same copy."""
     context = get_context("fork")
     barrier, answers = context.Barrier(4), context.Queue()
@@ -202,7 +202,7 @@ def test_a_failed_copy_leaves_the_job_with_the_original(
     assert not node.is_dir() or {path.suffix for path in node.iterdir()} <= {".lock", ".failed"}
 
 
-def test_what_failed_a_moment_ago_is_not_tried_by_every_rank(
+def test_a_recent_failure_is_not_repeated_by_every_rank(
     root: Path, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of eight ranks would fill the disk again; some minutes later it may have room."""
@@ -217,7 +217,7 @@ def test_what_failed_a_moment_ago_is_not_tried_by_every_rank(
     assert staging.data_root(job(root), DECLARATION) != root
 
 
-def test_room_is_made_by_copies_that_nobody_reads(root: Path, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_copies_are_deleted_to_free_space(root: Path, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One in use stays, whatever the need."""
     shutil.copytree(root / "pets", root / "old")
     shutil.copytree(root / "pets", root / "used")
@@ -233,9 +233,7 @@ def test_room_is_made_by_copies_that_nobody_reads(root: Path, node: Path, monkey
     assert used.exists() and not old.exists()
 
 
-def test_the_end_of_a_job_in_the_middle_leaves_nothing_half(
-    root: Path, node: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_copy_leaves_no_files(root: Path, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told to end, it ends; killed, the next one clears away what it left."""
 
     def interrupted(*_: Any) -> None:
@@ -251,7 +249,7 @@ def test_the_end_of_a_job_in_the_middle_leaves_nothing_half(
     assert sorted(path.name for path in node.iterdir()) == sorted([lock.name, lock.stem]) and copy == node / lock.stem
 
 
-def test_nothing_is_staged_where_nothing_is_asked_or_nothing_to_copy(
+def test_nothing_is_staged_without_a_request_or_a_folder(
     root: Path, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Built-in data sets; no data root; no stage."""
@@ -302,7 +300,7 @@ stage = "{stage}"
 """
 
 
-def test_the_cluster_file_says_where_and_the_node_knows_what_its_variables_are() -> None:
+def test_the_node_expands_the_variables_of_the_cluster_file() -> None:
     """$TMPDIR reaches the job as it stands; {user} is known here."""
     profile = cluster_file.parse_file(PROFILE.format(stage="$TMPDIR"), "c")["lab"]
     train = TrainConfig(model="cnn", dataset="mnist", strategy="probe", hardware=Hardware("cpu", 1), cpus=1)

@@ -1,4 +1,4 @@
-"""What is asked of NVML, and what becomes of the answers; NVML is a module found on the path, as the real one is."""
+"""Queries to NVML and the values made of them; a fake NVML module stands on the path."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _until(condition: Any) -> None:
         time.sleep(0.005)
 
 
-def test_means_over_the_training_and_everything_as_events(nvml: Any) -> None:
+def test_usage_covers_training_and_events_cover_all_samples(nvml: Any) -> None:
     """Evaluations are sampled, and do not count for utilisation and power; what is left over is written at the end."""
     log, phase = _Log(), ["train"]
     with Sampler(["GPU-one", "GPU-two"], lambda: phase[0], log.write) as sampler:
@@ -109,7 +109,7 @@ def test_means_over_the_training_and_everything_as_events(nvml: Any) -> None:
     assert all(len(e["at"]) <= telemetry.SAMPLES_PER_EVENT for e in log.events)
 
 
-def test_what_a_slice_of_a_gpu_cannot_say_is_not_zero(nvml: Any) -> None:
+def test_missing_values_of_a_mig_slice_are_none(nvml: Any) -> None:
     log = _Log()
     with Sampler(["GPU-one", "MIG-three"], lambda: "train", log.write) as sampler:
         _until(lambda: sampler.usage().samples >= 2)
@@ -128,7 +128,7 @@ def test_what_a_slice_of_a_gpu_cannot_say_is_not_zero(nvml: Any) -> None:
         (["GPU-none"], False, "NVML: Not Found"),
     ],
 )
-def test_without_nvml_the_result_says_why(nvml: Any, gpus: list[str], broken: bool, why: str) -> None:
+def test_without_nvml_the_result_has_the_reason(nvml: Any, gpus: list[str], broken: bool, why: str) -> None:
     nvml.broken = broken
     log = _Log()
     with Sampler(gpus, lambda: "train", log.write) as sampler:
@@ -139,13 +139,13 @@ def test_without_nvml_the_result_says_why(nvml: Any, gpus: list[str], broken: bo
     assert (result.telemetry, result.energy_j) == (why, None)
 
 
-def test_without_the_package_the_result_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_result_has_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with Sampler(["GPU-one"], lambda: "train", _Log().write) as sampler:
         assert sampler.usage().problem == "the package nvidia-ml-py is not installed"
 
 
-def test_figures_of_nodes_and_attempts_add_up() -> None:
+def test_usage_of_nodes_and_attempts_is_combined() -> None:
     one = GpuUsage(gpus=1, samples=10, utilization_pct=80.0, power_w=300.0, energy_j=1000.0, memory_used_bytes=5)
     other = GpuUsage(gpus=3, samples=10, utilization_pct=40.0, power_w=900.0, energy_j=2000.0, memory_used_bytes=7)
     together = GpuUsage(gpus=4, samples=10, utilization_pct=50.0, power_w=1200.0, energy_j=3000.0, memory_used_bytes=7)
@@ -165,7 +165,7 @@ def test_figures_of_nodes_and_attempts_add_up() -> None:
     )
 
 
-def test_one_rank_of_a_node_asks_for_all_of_its_gpus() -> None:
+def test_one_rank_per_node_samples_all_of_its_gpus() -> None:
     """Four ranks on two nodes, in an order that no launcher has."""
     ranks = [(1, 0, ("GPU-c",)), (0, 1, ("GPU-a",)), (1, 2, ("GPU-d",)), (0, 3, ("GPU-b",))]
 

@@ -1,4 +1,4 @@
-"""Pretrained weights, from files that the test makes as publishers lay them out; no network anywhere."""
+"""Pretrained weights from local files in the publishers' formats; no network."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_all_but_the_classifier_comes_from_the_file(
     )
 
 
-def test_swin_s_published_names_fit_timm_s_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_swin_weights_fit_the_model_of_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchvision's Swin-T and ours compute the same features of an image, so each parameter found its place."""
     from workloads.engines.recipe import build_model
 
@@ -103,7 +103,7 @@ def test_swin_s_published_names_fit_timm_s_model(tmp_path: Path, monkeypatch: py
     assert timm_name("features.1.0.attn.relative_position_index") == ""
 
 
-def test_damaged_missing_and_foreign_weights_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_damaged_missing_and_foreign_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from workloads.engines.recipe import build_model
 
     path = _published(tmp_path, "resnet18", _original("mobilenet_v2").state_dict(), monkeypatch)
@@ -145,7 +145,7 @@ hardware = ["cpu:1"]
         ("swin_tiny", "cifar10", "image_size = 32", "are for 128 px and more: set image_size"),
     ],
 )
-def test_what_has_no_weights_is_excluded(
+def test_runs_without_published_weights_are_excluded(
     tmp_path: Path, monkeypatch: Any, capsys: Any, model: str, dataset: str, keys: str, why: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -154,7 +154,7 @@ def test_what_has_no_weights_is_excluded(
     assert why in capsys.readouterr().out.replace('\\"', '"')
 
 
-def test_plan_says_what_to_fetch_and_submit_sends_nothing(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_plan_reports_missing_weights_and_submit_submits_nothing(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     Path("experiment.toml").write_text(EXPERIMENT.format(model="resnet18", dataset="synthetic", keys=""))
     run(["plan", "--local", "--data", str(tmp_path)])

@@ -1,4 +1,4 @@
-"""Who am I, and was I given what was planned: pure functions of the environment and a fake ``nvidia-smi``."""
+"""The world of a launch and the hardware check: functions of the environment and a fake ``nvidia-smi``."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_every_launcher_is_read(env: dict[str, str], place: tuple[Any, ...]) -> 
     assert _place(World.from_environment(env)) == place
 
 
-def test_a_requeued_job_is_another_launch() -> None:
+def test_a_requeued_job_has_another_key() -> None:
     """The key tells the two incarnations of a requeued job apart, and is the same for all ranks of one."""
     first = World.from_environment(SLURM_STEP)
     peer = World.from_environment(SLURM_STEP | {"SLURM_PROCID": "0", "SLURM_NODEID": "0"})
@@ -79,7 +79,7 @@ def test_a_requeued_job_is_another_launch() -> None:
     assert first.key == peer.key != again.key
 
 
-def test_mixed_variables_are_refused() -> None:
+def test_mixed_variables_are_an_error() -> None:
     with pytest.raises(WrongHardwareError, match="rank 5 of 4") as caught:
         World.from_environment(TORCHRUN | {"RANK": "5"})
     assert "one launcher only" in str(caught.value)
@@ -99,7 +99,7 @@ TWO_RANKS = World.from_environment(SUBMITIT_LOCAL)
 
 
 @pytest.mark.parametrize("gpus", [[A100, A100], [A100] * 4, [A100], None])
-def test_what_was_planned_is_accepted(gpus: list[Gpu] | None) -> None:
+def test_the_planned_hardware_is_accepted(gpus: list[Gpu] | None) -> None:
     """Two of two; two of a whole node's four; one bound to each of two ranks; not known yet."""
     check(TWO_RANKS, PAIR, cpus=4, gpus=gpus)
 
@@ -118,7 +118,9 @@ def test_what_was_planned_is_accepted(gpus: list[Gpu] | None) -> None:
         ({"allow_mig": True}, 4, [SLICE, A100], "GPU 0 has 20.9 GB, 80 GB planned"),
     ],
 )
-def test_every_difference_is_named(changed: dict[str, Any], cpus: int, gpus: list[Gpu] | None, message: str) -> None:
+def test_the_error_names_each_difference(
+    changed: dict[str, Any], cpus: int, gpus: list[Gpu] | None, message: str
+) -> None:
     import dataclasses
 
     with pytest.raises(WrongHardwareError) as caught:
@@ -127,7 +129,7 @@ def test_every_difference_is_named(changed: dict[str, Any], cpus: int, gpus: lis
     assert "orchestrate retry" in str(caught.value)
 
 
-def test_all_differences_come_at_once() -> None:
+def test_the_error_lists_all_differences() -> None:
     with pytest.raises(WrongHardwareError) as caught:
         check(TWO_RANKS, PAIR, cpus=1, gpus=[A30, A30])
     assert str(caught.value).count("planned") >= 3
@@ -164,7 +166,7 @@ def test_visible_gpus_follow_the_selection(tmp_path: Path, selected: str | None,
         assert found[0].memory_bytes == 24_576 * 2**20 and found[0].name == "NVIDIA A30"
 
 
-def test_gpus_that_cannot_be_asked_for_are_unknown(tmp_path: Path) -> None:
+def test_gpus_are_unknown_without_nvidia_smi(tmp_path: Path) -> None:
     """No tool, or one that fails: None, which is not the same as no GPU."""
     assert visible_gpus({"PATH": str(tmp_path)}) is None
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed' >&2\nexit 9\n")

@@ -1,4 +1,4 @@
-"""Windows of steps, warm-up apart; evaluation figures; checkpoints: what a run's numbers rest on."""
+"""Windows of steps, warm-up, evaluation metrics and checkpoints."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_step_is_delivered_once_and_in_order(epochs: list[int]) -> None:
     assert all(t >= 0 for w in delivered for t in w.times_s)
 
 
-def test_warm_up_is_kept_apart() -> None:
+def test_warm_up_steps_are_counted_apart() -> None:
     """Ten steps, a tenth of few, none of one."""
     from workloads.measurement.timing import StepTimes, Tally, warmup_steps
 
@@ -64,14 +64,16 @@ def test_the_first_step_of_a_new_batch_size_is_warm_up() -> None:
 
     tally = Tally(warmup=1)
     for first in (0, 3):
-        tally.take(StepTimes(first, [9.0 if first == 0 else 1.0, 1.0, 7.0 if first == 0 else 2.0], [1.0] * 3, [8, 8, 3]))
+        tally.take(
+            StepTimes(first, [9.0 if first == 0 else 1.0, 1.0, 7.0 if first == 0 else 2.0], [1.0] * 3, [8, 8, 3])
+        )
     assert tally.warmup_time_s == 9.0 + 7.0
     assert tally.times_s == [1.0, 1.0, 1.0, 2.0]
     assert tally.samples == 8 + 8 + 8 + 3
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_no_number_is_noticed(bad: float) -> None:
+def test_a_loss_that_is_not_finite_counts_as_diverged(bad: float) -> None:
     from workloads.measurement.timing import StepTimes, Tally
 
     tally = Tally(warmup=0)
@@ -140,7 +142,7 @@ def test_per_class_figures_are_scikit_learns() -> None:
     assert found.samples == 61
 
 
-def test_figures_that_nothing_defines_are_none() -> None:
+def test_undefined_values_are_none() -> None:
     """A class that never occurs and is never answered has no precision, recall or F1: none of them is zero."""
     found = _evaluate(torch.eye(3, dtype=torch.float64)[[0, 1, 1]] * 9, torch.tensor([0, 1, 0]), 3)
     assert found.per_class[2] == {
@@ -172,7 +174,7 @@ def _state() -> dict[str, Any]:
     return cpu_state(layer, optimizer)
 
 
-def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
+def test_a_checkpoint_is_restored(tmp_path: Path) -> None:
     """Model, optimiser state and progress; nothing else is left in the folder; no checkpoint is None."""
     from workloads.engines import checkpoint
 
@@ -187,7 +189,7 @@ def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["last.pt"]
 
 
-def test_a_failed_checkpoint_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_failed_checkpoint_leaves_the_previous_one(tmp_path: Path) -> None:
     """On a full disk the old file stays whole and no temporary one remains. The message has the system's reason, also
     where the file is larger than a buffer and torch only says at which byte it stopped."""
     import resource
@@ -211,7 +213,7 @@ def test_a_failed_checkpoint_leaves_the_one_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "garbage", "no checkpoint", "another run", "pickle"])
-def test_a_damaged_checkpoint_is_told_apart_from_none(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_an_error_and_a_missing_one_is_none(tmp_path: Path, damage: str) -> None:
     """Also a pickle with code in it: it is refused and not run."""
     from workloads.engines import checkpoint
 
