@@ -51,7 +51,7 @@ def accounting_lab() -> Iterator[Lab]:
 
 @pytest.fixture(scope="session")
 def newer_release() -> releases.Release | None:
-    """Slurm 24.11 of Debian 13; None where its packages cannot be fetched, which the summary then says."""
+    """Slurm 24.11 of Debian 13; None if its packages cannot be fetched, which the summary then reports."""
     try:
         return releases.newer_release()
     except releases.UnreachableError as error:
@@ -71,12 +71,12 @@ def any_lab(request: pytest.FixtureRequest) -> Lab:
     if getattr(request, "param", "installed") == "installed":
         return request.getfixturevalue("lab")  # type: ignore[no-any-return]
     if request.getfixturevalue("newer_release") is None:
-        request.node.add_marker("optional")  # nobody can promise that an archive answers
+        request.node.add_marker("optional")  # an archive may not answer
         pytest.skip(f"Slurm {releases.NEWER}: {_UNREACHED[-1]}")
     return request.getfixturevalue("newer_lab")  # type: ignore[no-any-return]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What could not be tested is not hidden among skipped tests."""
+    """Report what could not be tested apart from the skipped tests."""
     for why in _UNREACHED:
         terminalreporter.write_sep("!", f"Slurm {releases.NEWER} was NOT tested: {why}", red=True)

@@ -1,4 +1,4 @@
-"""``kill -9`` at a moment of one's choice: before each change to a file or the store, before and after each Slurm call.
+"""``kill -9`` at any moment: before each change to a file or the store, before and after each Slurm call.
 
 Python's audit events tell of every change to a file, whoever makes it and wherever it lies, just before it is made.
 Nothing changes between two of them, so the moment before a change is the one after the change before it.
@@ -32,7 +32,7 @@ _CHANGED = {
     "os.symlink": 1,
     "os.truncate": 0,
 }
-"""Audit event -> which of its arguments is the path that comes, goes or changes."""
+"""Audit event -> which of its arguments is the path that is created, deleted or changed."""
 _COMMANDS = {*CLIENTS, "sacct"}
 _ANY = re.compile(r"\A[0-9a-f]{2}\Z|[0-9a-f]{8,}|\b\d+")
 _TEMPORARY = re.compile(r"\A(\..+\.)[^.]+\Z")
@@ -40,12 +40,12 @@ T = TypeVar("T")
 
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 ACCEPTED = f'$real "$@" >/dev/null\necho "{TIMED_OUT}" >&2; exit 1'
-"""An ``sbatch`` that accepts and then reports a time-out."""
+"""An ``sbatch`` that is accepted and then reports a time-out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A moment: the ``number``-th time, counted from 1, that this happens to a file of this name."""
+    """A moment: the ``number``-th time, from 1, that this happens to a file with this name."""
 
     what: str
     where: str = ""
@@ -56,17 +56,17 @@ class Point:
 
 
 class Points:
-    """Counts the moments as they come, in the process that calls :meth:`install`, and ends it at one of them."""
+    """Counts the moments of the process that calls :meth:`install`, and kills it at one of them."""
 
-    def __init__(self, kill_at: Point | None = None, told: Callable[[Point], None] = lambda _point: None) -> None:
+    def __init__(self, kill_at: Point | None = None, report: Callable[[Point], None] = lambda _point: None) -> None:
         self._kill_at = kill_at
-        self._told = told
+        self._report = report
         self._passed: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
         self._folder = ""
 
     def install(self) -> None:
-        """Begin; the current folder is the study's, files elsewhere do not count."""
+        """Start counting; files outside of the current folder, the study's, do not count."""
         from sqlalchemy.engine.default import DefaultDialect
 
         self._folder = os.getcwd()
@@ -77,14 +77,14 @@ class Points:
             commit(dialect, connection)
             self._reach("after commit")
 
-        def run_and_tell(argv: Sequence[str], **kwargs: Any) -> Any:
+        def run_and_report(argv: Sequence[str], **kwargs: Any) -> Any:
             done = run(argv, **kwargs)
             if (name := Path(argv[0]).name) in _COMMANDS:
                 self._reach(f"after {name}")
             return done
 
         DefaultDialect.do_commit = do_commit  # type: ignore[method-assign, assignment]
-        subprocess.run = run_and_tell  # type: ignore[assignment]
+        subprocess.run = run_and_report  # type: ignore[assignment]
         sys.addaudithook(self._audit)
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -95,7 +95,7 @@ class Points:
                 self._reach(f"before {name}")
         elif event in _CHANGED:
             path = arguments[_CHANGED[event]]
-            # Folders that are there, or have no parent yet, are asked for and not made.
+            # mkdir of an existing folder, or of one without a parent, creates nothing.
             makes = event != "os.mkdir" or (not os.path.lexists(path) and os.path.isdir(os.path.dirname(path) or "."))
             if makes and (where := self._where(path)):
                 self._reach(f"before {event.removeprefix('os.')}", where)
@@ -107,7 +107,7 @@ class Points:
                 self._reach("nothing written yet", where, lambda: os.open(path, flags, 0o644))
 
     def _where(self, path: Any) -> str:
-        """The file as a kind of file, below the study's folder; empty elsewhere."""
+        """Return the file as a kind of file, below the study's folder; empty elsewhere."""
         if isinstance(path, int):
             return ""
         text = os.path.relpath(os.path.join(self._folder, os.fsdecode(path)), self._folder)
@@ -122,7 +122,7 @@ class Points:
         with self._lock:
             self._passed[what, where] += 1
             point = Point(what, where, self._passed[what, where])
-        self._told(point)
+        self._report(point)
         if point == self._kill_at:
             self._kill_at = None
             first()
@@ -130,11 +130,11 @@ class Points:
 
 
 def all_points(study: Study) -> list[Point]:
-    """The moments of an undisturbed submit, in order."""
+    """Return the moments of an uninterrupted submit, in order."""
     with tempfile.TemporaryFile("w+", buffering=1) as notes:
 
         def watch() -> None:
-            Points(told=lambda point: print(point.what, point.where, point.number, sep="\t", file=notes)).install()
+            Points(report=lambda point: print(point.what, point.where, point.number, sep="\t", file=notes)).install()
 
         study.run("submit", before=watch)
         return _read(notes)
@@ -147,7 +147,7 @@ def _read(notes: IO[str]) -> list[Point]:
 
 
 def spread(points: Sequence[Point], most: int) -> list[Point]:
-    """So many of them, in order: equal shares for all that can happen, then for all files it happens to."""
+    """Return so many of them, in order: equal shares for all kinds of moments, then for all files."""
     chosen = set(_shares(points, most, (lambda point: point.what, lambda point: point.where)))
     return [point for point in points if point in chosen]
 
@@ -164,7 +164,7 @@ def _shares(points: Sequence[Point], most: int, keys: Sequence[Callable[[Point],
     if most < len(groups):
         groups = _evenly(groups, most)
     chosen: list[Point] = []
-    # The small ones first: what they leave of their share is the others'.
+    # The small groups first: the others get the rest of their share.
     for place, group in enumerate(sorted(groups, key=len)):
         share = (most - len(chosen)) // (len(groups) - place)
         chosen += _shares(group, share, keys[1:])
@@ -176,12 +176,12 @@ def _evenly(items: Sequence[T], most: int) -> list[T]:
 
 
 def submit_killed(study: Study, point: Point) -> Done:
-    """Type ``orchestrate submit`` and end it there."""
+    """Run ``orchestrate submit`` and kill it there."""
     return study.run("submit", expect=None, before=Points(point).install)
 
 
 def fake_sbatch(folder: Path, body: str) -> Path:
-    """A folder for PATH with an ``sbatch`` that knows the real one as ``$real``, and how often it was called."""
+    """Return a folder for PATH whose ``sbatch`` has the real one as ``$real`` and the number of its call as ``$n``."""
     folder.mkdir()
     program = folder / "sbatch"
     head = f"#!/bin/bash\nreal={shutil.which('sbatch')}\necho call >>{folder}/calls\nn=$(wc -l <{folder}/calls)\n"

@@ -1,4 +1,4 @@
-"""Ends ``submit`` of many runs with ``kill -9`` at many points, submits again, and lets all run on a throw-away Slurm.
+"""Kills ``submit`` of many runs at many points, submits again, and lets all run on a throw-away Slurm.
 
     python -m tests.slurm.kill_sweep --runs 40 --points 36 --json sweep.json
 
@@ -34,19 +34,19 @@ _UNENDED = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED"}
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of the runs after a kill and a second ``submit``."""
+    """The runs after a kill and a second ``submit``."""
 
     sbatch: str
     point: str
     sent_before: int
-    """Array tasks that Slurm knew when the first submit was dead."""
+    """Array tasks that Slurm had after the first submit was killed."""
     rerun: str
-    """What the second submit said."""
+    """Output of the second submit."""
     attempts: int
     lost: int
     duplicate: int
     unlike: int
-    """Jobs that the store, ``sacct`` and the run folders do not all know."""
+    """Jobs that are not in all of the store, ``sacct`` and the run folders."""
     duration_s: float
     killed: bool = True
 
@@ -68,7 +68,7 @@ HEAD = (
 
 @dataclass
 class Sweep:
-    """One kind of ``sbatch`` on a cluster of which nobody else makes use."""
+    """One kind of ``sbatch`` on a cluster without other users."""
 
     lab: Lab
     folder: Path
@@ -79,7 +79,7 @@ class Sweep:
     num_studies: int = 0
 
     def study(self) -> Study:
-        """A folder where nothing was ever submitted."""
+        """Return a study in a new folder."""
         self.num_studies += 1
         made = Study(self.lab, self.folder / f"study{self.num_studies}")
         seeds = list(range(self.num_runs // 2))
@@ -89,7 +89,7 @@ class Sweep:
         return made
 
     def undisturbed(self) -> tuple[list[Point], Outcome]:
-        """The points that there are, and what a second submit finds where nobody was killed."""
+        """Return all points, and the outcome of a second submit after an uninterrupted one."""
         began, study = time.monotonic(), self.study()
         points = all_points(study)
         return points, self._outcome(study, "nowhere", began)
@@ -129,7 +129,7 @@ class Sweep:
         return outcome
 
     def _nodes_of_ended(self, began: float) -> dict[str, str]:
-        """Wait until all has ended and the accounting knows it; the node of each job."""
+        """Wait until all jobs have ended in the accounting; return the node of each."""
         while True:
             queued = self._in_queue()
             nodes = {job: node for job, node, state in self._in_accounting() if state not in _UNENDED}
@@ -139,12 +139,12 @@ class Sweep:
             time.sleep(1)
 
     def _in_queue(self) -> list[str]:
-        """Array tasks since the last point, ended ones too."""
+        """Return the array tasks since the last point, ended ones too."""
         listed = self.lab.command("squeue", "--noheader", "--array", "--states=all", "--format=%F_%K")
         return [job for job in listed.splitlines() if job not in self.seen]
 
     def _in_accounting(self) -> list[tuple[str, str, str]]:
-        """Job, node and state of each array task since the last point."""
+        """Return job, node and state of each array task since the last point."""
         listed = self.lab.command(
             *("sacct", "--allusers", "--allocations", "--noheader", "--parsable2", "--starttime=now-1day"),
             "--format=JobID,NodeList,State",
@@ -154,7 +154,7 @@ class Sweep:
 
 
 def _starts(runs: Path) -> Iterator[list[str]]:
-    """For each run the jobs that began to carry it out, in whatever attempt."""
+    """Yield for each run the jobs that started it, in any attempt."""
     for run in run_dirs(runs):
         events = (event for attempt in run.attempts() for event in read_events(attempt.events(), 0, "start")[0])
         if jobs := [str(event["job_id"]) for event in events]:
@@ -162,7 +162,7 @@ def _starts(runs: Path) -> Iterator[list[str]]:
 
 
 def sweep(lab: Lab, folder: Path, num_runs: int, num_points: int) -> Iterator[Outcome]:
-    """Every kind of ``sbatch`` at so many points, after one submit that nobody disturbs."""
+    """Yield the outcome of each kind of ``sbatch`` at so many points, after one uninterrupted submit."""
     seen: set[str] = set()
     for place, sbatch in enumerate(SBATCHES):
         (folder / str(place)).mkdir()

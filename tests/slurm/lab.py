@@ -35,7 +35,7 @@ from tests.slurm.releases import INSTALLED, SYSTEM_PATH, Release
 T = TypeVar("T")
 
 _STEP_DAEMON = re.compile(rb"\Aslurmstepd|/sbin/slurmstepd")
-"""In the arguments of a process: as installed, and as started by an unpacked release's loader."""
+"""In the arguments of a step daemon: as installed, and as started by an unpacked release's loader."""
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb", "mariadb-install-db", "sacct", "sacctmgr")
@@ -48,14 +48,14 @@ _BOOT_TIMEOUT_S = 60
 
 
 def missing(*, accounting: bool = False) -> list[str]:
-    """Which commands of a Slurm installation this machine lacks."""
+    """Return the commands of a Slurm installation that this machine lacks."""
     wanted = (*DAEMONS, *CLIENTS, *(ACCOUNTING if accounting else ()))
     return [name for name in wanted if shutil.which(name, path=SYSTEM_PATH) is None]
 
 
 @functools.cache
 def processors() -> str:
-    """This machine's cores as ``slurm.conf`` wants them: ``CPUs=2 Boards=1 ... ThreadsPerCore=1``."""
+    """Return this machine's cores as ``slurm.conf`` takes them: ``CPUs=2 Boards=1 ... ThreadsPerCore=1``."""
     path = shutil.which("slurmd", path=SYSTEM_PATH)
     assert path is not None
     words = subprocess.run([path, "-C"], capture_output=True, text=True, check=True).stdout.split()
@@ -70,7 +70,7 @@ class Lab:
     folder: Path
     accounting: bool = False
     users: tuple[str, ...] = ()
-    """With accounting: users who have an account beside this one."""
+    """With accounting: further users with an account."""
     extra: tuple[str, ...] = ()
     """Further lines of ``slurm.conf``."""
     release: Release = INSTALLED
@@ -93,7 +93,7 @@ class Lab:
 
     @property
     def slurm_bin(self) -> str:
-        """The line of a cluster file that says where jobs find srun; none where that goes without saying."""
+        """The line of a cluster file that names the folder of srun; empty if it is in PATH."""
         return f"slurm_bin = {json.dumps(str(self.release.programs))}\n" if self.release.programs else ""
 
     def command(self, *argv: str | Path, timeout_s: float = 60) -> str:
@@ -109,11 +109,11 @@ class Lab:
         )
 
     def submit(self, script: Path, *arguments: str) -> str:
-        """``sbatch --parsable``; the job's id."""
+        """Run ``sbatch --parsable``; return the job id."""
         return self.command("sbatch", "--parsable", *arguments, script).partition(";")[0]
 
     def wait(self, job_id: str, timeout_s: float = 60) -> dict[str, str]:
-        """Wait for the end of a job; its fields as ``scontrol show job`` names them."""
+        """Wait for the end of a job; return its fields as ``scontrol show job`` names them."""
         ended = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 
         def look() -> dict[str, str] | None:
@@ -208,7 +208,7 @@ class Lab:
                 os.kill(pid, signal.SIGKILL)
 
     def kill(self, daemon: str) -> None:
-        """``kill -9`` a daemon; a ``slurmd-NODE`` with all that runs on its node, as when its power fails."""
+        """``kill -9`` a daemon; a ``slurmd-NODE`` with all processes on its node, as in a power failure."""
         (process,) = (p for name, p in self.processes if name == daemon and p.poll() is None)
         process.kill()
         process.wait(10)
@@ -218,7 +218,7 @@ class Lab:
                     os.kill(pid, signal.SIGKILL)
 
     def start_again(self, daemon: str) -> None:
-        """Start a daemon that was killed as it was started before."""
+        """Start a killed daemon again, with the same arguments."""
         argv = [p.args for name, p in self.processes if name == daemon][-1]
         assert isinstance(argv, tuple)
         self._start(daemon, *argv)

@@ -40,10 +40,10 @@ exec "$tree/{loader}" --argv0 "$0" --library-path "$tree/{libraries}:$tree/{plug
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Where the programs of a Slurm are."""
+    """Folders with the programs of a Slurm."""
 
     programs: Path | None = None
-    """A folder that goes first on PATH; None: they are where the system has them."""
+    """A folder that comes first in PATH; None: the system's."""
     plugins: Path | None = None
     """None: where the programs were built to look."""
 
@@ -59,11 +59,11 @@ newer = pytest.mark.parametrize("any_lab", [NEWER], indirect=True)
 
 
 class UnreachableError(Exception):
-    """The packages cannot be fetched from here, so nothing can be said of the release."""
+    """The packages cannot be fetched from here, so the release cannot be tested."""
 
 
 def newer_release() -> Release:
-    """Slurm 24.11, fetched when it is not in the cache.
+    """Return Slurm 24.11, fetched if it is not in the cache.
 
     Raises:
         UnreachableError: Debian's archive, or apt, cannot be reached from here.
@@ -90,11 +90,11 @@ def _alone(lock: Path) -> Iterator[None]:
 
 
 def _fetched(folder: Path) -> list[Path]:
-    """The packages and all that they depend on, as files."""
+    """Return the packages and their dependencies, as files."""
     if shutil.which("apt-get") is None or not KEYRING.is_file():
         raise UnreachableError(f"apt-get or {KEYRING} (package debian-archive-keyring) is missing")
     (folder / "sources.list").write_text(f"deb [signed-by={KEYRING}] {_archive()} {SUITE} main\n")
-    (folder / "status").touch()  # as if nothing was installed: the libraries come too
+    (folder / "status").touch()  # as if nothing was installed, so that apt fetches the libraries too
     for name in ("lists/partial", "archives/partial"):
         (folder / name).mkdir(parents=True)
     options = {
@@ -119,7 +119,7 @@ def _fetched(folder: Path) -> list[Path]:
 
 
 def _archive() -> str:
-    """The mirror that this machine already uses.
+    """Return the mirror that this machine uses.
 
     Raises:
         UnreachableError: apt knows none.
@@ -134,7 +134,7 @@ def _archive() -> str:
 
 
 def _unpacked(packages: list[Path], tree: Path) -> Path:
-    """A tree with a starter for each of Slurm's programs in its folder ``bin``."""
+    """Return a tree whose folder ``bin`` has a script that starts each of Slurm's programs."""
     tree.mkdir()
     for package in packages:
         _run("dpkg-deb", "--extract", str(package), str(tree))
@@ -143,7 +143,7 @@ def _unpacked(packages: list[Path], tree: Path) -> Path:
     programs = [*(tree / "usr" / "bin" / name for name in CLIENTS), *tree.glob("usr/sbin/slurm*")]
     (tree / "bin").mkdir()
     for program in programs:
-        # What Debian offers as an alternative has a longer name.
+        # Debian's alternatives have a suffix.
         starter = tree / "bin" / program.name.removesuffix("-wlm")
         places = {"loader": loader, "libraries": plugins.parent, "plugins": plugins, "program": program}
         starter.write_text(_START.format(**{name: path.relative_to(tree) for name, path in places.items()}))

@@ -67,7 +67,7 @@ time_limit = "10m"
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command ended."""
+    """What a command printed, and its exit code."""
 
     exit_code: int
     stdout: str
@@ -76,14 +76,14 @@ class Done:
 
 @dataclass
 class Study:
-    """Commands run in forks of the test process: nothing is imported anew, and any of them may be killed."""
+    """Commands run in forks of the test process: nothing is imported again, and any of them may be killed."""
 
     lab: Lab
     folder: Path
     path: list[Path] = field(default_factory=list)
-    """Folders that come first on PATH: fakes."""
+    """Folders that come first in PATH, with fake commands."""
     user: str = ""
-    """Who types; empty for the user of the tests."""
+    """The user who runs commands; empty for the user of the tests."""
     python: Path = Path(sys.executable)
 
     @property
@@ -91,14 +91,14 @@ class Study:
         return self.folder / "runs"
 
     def write(self, matrix: str, *, top: str = "", partition: str = "htc", defaults: str = DEFAULTS) -> None:
-        """The experiment and the cluster file."""
+        """Write the experiment and the cluster file."""
         self.folder.mkdir(exist_ok=True)
         (self.folder / "experiment.toml").write_text(defaults + matrix)
         top = f"python = {json.dumps(str(self.python))}\n{self.lab.slurm_bin}{top}"
         (self.folder / "cluster.toml").write_text(CLUSTER.format(top=top, partition=partition))
 
     def run(self, *argv: str, expect: int | None = 0, before: Callable[[], None] | None = None) -> Done:
-        """Type ``orchestrate ...``; fails the test when the exit code is another one than expected."""
+        """Run ``orchestrate ...``; fails the test if the exit code differs from the expected one."""
         done = self._in_user(argv) if self.user else self._in_fork(argv, before)
         assert expect is None or done.exit_code == expect, f"{argv}: exit {done.exit_code}: {done.stdout}{done.stderr}"
         return done
@@ -142,7 +142,7 @@ class Study:
             env = self.env
             os.environ.clear()
             os.environ.update(env)
-            # What costs time and changes nothing here: asking an interpreter for its packages, waiting for the disk.
+            # Slow and without effect here: listing an interpreter's packages, waiting for the disk.
             Packages.of = lambda python: packages  # type: ignore[method-assign, assignment]
             os.fsync = lambda descriptor: None  # type: ignore[assignment]
             logging.getLogger().handlers.clear()
@@ -159,14 +159,14 @@ class Study:
             os._exit(code)
 
     def status(self) -> list[dict[str, Any]]:
-        """How things are; nothing is sent again."""
+        """Return the rows of ``status``, without recovery."""
         return list(json.loads(self.run("status", "--json", "--no-recover").stdout))
 
     def states(self) -> list[str]:
         return [row["state"] for row in self.status()]
 
     def until(self, what: Callable[[list[dict[str, Any]]], bool], timeout_s: float = 60) -> list[dict[str, Any]]:
-        """Look until something holds of the rows of ``status``."""
+        """Run ``status`` until a condition holds for its rows; return them."""
         deadline = time.monotonic() + timeout_s
         while not what(rows := self.status()):
             assert time.monotonic() < deadline, [
@@ -180,7 +180,7 @@ class Study:
         return self.until(lambda rows: bool(rows) and not any(row["state"] in live for row in rows), timeout_s)
 
     def queued(self) -> list[str]:
-        """Tasks that Slurm has for this study, also ended ones unless they were cancelled, as ``array_index``."""
+        """Return the tasks that Slurm has for this study, except cancelled ones, as ``array_index``."""
         names = [path.name for path in (self.runs / "jobs").glob("orc-*")]
         if not names:
             return []
@@ -191,7 +191,7 @@ class Study:
         return sorted(task for task, state in map(str.split, listed.splitlines()) if state != "CANCELLED")
 
     def forget(self) -> None:
-        """End what is left of it in the queue."""
+        """Cancel its jobs."""
         if ids := {task.partition("_")[0] for task in self.queued()}:
             self.lab.command("scancel", *ids)
 
@@ -203,7 +203,7 @@ def job_ids(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(str(row["job_id"]) for row in rows)
 
 
-def number_sent(done: Done) -> int:
+def num_submitted(done: Done) -> int:
     match = re.match(r"(\d+) runs? submitted", done.stdout)
     assert match, done
     return int(match[1])

@@ -23,14 +23,14 @@ set = { strategy = "FIRST" }
 
 
 def sizes(study: Study) -> list[int]:
-    """Tasks of each array, in order of submission."""
+    """Return the number of tasks of each array, in order of submission."""
     arrays = [json.loads(path.read_text()) for path in (study.runs / "jobs").glob("orc-*/array.json")]
     return [len(array["tasks"]) for array in sorted(arrays, key=lambda array: array["asked_at"])]
 
 
 def test_canaries_go_first_and_a_failed_one_stops_the_rest(lab: Lab, tmp_path: Path) -> None:
-    """The canary of one shape crashes: two jobs were sent and no more. Mended, the shape that is proven needs none: the
-    other's goes first, then everything else."""
+    """The canary of one shape crashes: two jobs are submitted and no more. After the fix the proven shape needs no
+    canary: the other's goes first, then all other runs."""
     study = Study(lab, tmp_path / "study")
     study.write(RUNS.replace('"FIRST"', '{ name = "probe", fault = "crash" }'))
     done = study.run("submit", "--canary", "--no-recover", expect=1)

@@ -1,4 +1,4 @@
-"""How runs end on a real Slurm: each class of failure provoked for real, and what the user is told."""
+"""How runs end on a real Slurm: each class of failure, and its state and message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.slurm.lab import Lab
 from tests.slurm.releases import both
-from tests.slurm.study import DEFAULTS, Study, number_sent
+from tests.slurm.study import DEFAULTS, Study, num_submitted
 
 pytestmark = pytest.mark.slurm
 
@@ -33,7 +33,7 @@ THREE = DEFAULTS.replace('strategy = "probe"\n', "")
 
 @both
 def test_two_nodes_of_two_ranks(study: Study) -> None:
-    """Four ranks over two nodes meet, although node names do not resolve; each has a device of its own."""
+    """Four ranks on two nodes connect, although node names do not resolve; each has its own device."""
     study.write('[matrix]\nhardware = ["a100:2x2"]\n')
     study.run("submit")
     (row,) = study.until_ended()
@@ -48,8 +48,8 @@ def test_two_nodes_of_two_ranks(study: Study) -> None:
 
 
 @both
-def test_cancel_ends_ours_and_nobody_elses(study: Study, tmp_path: Path) -> None:
-    """A running, a waiting and a foreign job of nearly the same name; one scancel, and every state says who did it."""
+def test_cancel_ends_our_jobs_only(study: Study, tmp_path: Path) -> None:
+    """A running, a waiting and a foreign job with nearly the same name; one scancel, and each state names its cause."""
     other = tmp_path / "other.sh"
     other.write_text("#!/bin/bash\nsleep 60\n")
     foreign = study.lab.submit(
@@ -67,7 +67,7 @@ def test_cancel_ends_ours_and_nobody_elses(study: Study, tmp_path: Path) -> None
 
 
 def test_a_failing_scancel_changes_nothing(study: Study, tmp_path: Path) -> None:
-    """The command fails with Slurm's words, and the run goes on being what it is."""
+    """The command fails with Slurm's message, and the run keeps its state."""
     study.write('[matrix]\nhardware = ["a100:1"]\n', partition="closed")
     study.run("submit")
     (tmp_path / "bin").mkdir()
@@ -82,8 +82,8 @@ def test_a_failing_scancel_changes_nothing(study: Study, tmp_path: Path) -> None
 
 
 @both
-def test_a_waiting_task_that_somebody_cancels_alone(study: Study) -> None:
-    """Neither the queue nor accounting ever names it again; its array does, without it."""
+def test_a_waiting_task_cancelled_by_scancel(study: Study) -> None:
+    """Neither squeue nor sacct ever lists it again; they list its array without it."""
     study.write('[matrix]\nhardware = ["a100:1"]\nseed = [0, 1, 2]\n', partition="closed")
     study.run("submit")
     rows = study.status()
@@ -91,13 +91,13 @@ def test_a_waiting_task_that_somebody_cancels_alone(study: Study) -> None:
     study.lab.command("scancel", rows[1]["job_id"])
     rows = study.until(lambda rows: rows[1]["state"] == "cancelled", 20)
     assert [row["state"] for row in rows] == ["pending", "cancelled", "pending"]
-    assert rows[1]["message"] == "taken out of the queue before it started, not by orchestrate"
-    assert number_sent(study.run("submit")) == 1
+    assert rows[1]["message"] == "removed from the queue before it started, not by orchestrate"
+    assert num_submitted(study.run("submit")) == 1
 
 
 @both
-def test_failures_have_their_class_and_their_words(study: Study) -> None:
-    """A crash on rank 1, a silent exit, a hang, full memory, a broken prologue: each is told as what it is."""
+def test_classes_and_messages_of_failures(study: Study) -> None:
+    """A crash on rank 1, a silent exit, a hang, full memory, a failing prologue: each has its reason and message."""
     faults = ["crash", "exit", "hang", "memory"]
     strategies = [f'{{ name = "probe", fault = "{fault}", fault_epoch = 2, fault_rank = 1 }}' for fault in faults]
     defaults = THREE + "hang_timeout_s = 3\n"
@@ -118,8 +118,8 @@ def test_failures_have_their_class_and_their_words(study: Study) -> None:
 
 
 @both
-def test_a_broken_prologue_is_told_in_its_own_words(study: Study) -> None:
-    """The rank never starts; the script's own log is what there is to show."""
+def test_a_failing_prologue_is_quoted(study: Study) -> None:
+    """The rank never starts; the message quotes the script's own log."""
     study.write('[matrix]\nhardware = ["a100:1"]\n', top='prologue = ["module load nothing"]')
     study.run("submit")
     (row,) = study.until_ended()
@@ -129,9 +129,9 @@ def test_a_broken_prologue_is_told_in_its_own_words(study: Study) -> None:
 
 
 def test_wait_shows_the_end(study: Study) -> None:
-    """submit --wait ends with the runs, and its exit code says that some failed."""
+    """submit --wait ends with the runs, and its exit code shows that some failed."""
     strategies = '{ name = "probe" }, { name = "probe", fault = "crash" }'
     study.write(f'[matrix]\nhardware = ["a30:1"]\nstrategy = [{strategies}]\n', defaults=THREE)
     done = study.run("submit", "--wait", expect=3)
-    assert number_sent(done) == 2
+    assert num_submitted(done) == 2
     assert "failed: rank 0: RuntimeError: crash on purpose" in done.stderr

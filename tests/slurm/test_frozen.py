@@ -1,4 +1,4 @@
-"""What was submitted is what runs, on a real Slurm: edits while a job waits are not measured, or refused by name."""
+"""A real Slurm runs the submitted code: edits while a job waits are not measured, or end the run with their name."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ hardware = "a30:1"
 
 
 def test_edits_while_a_job_waits(lab: Lab, tmp_path: Path) -> None:
-    """Two jobs wait in a partition that is down while their sources are edited: they run what was submitted. Then the
-    same with a change in site-packages: both fail at once, by name, and nothing is measured."""
+    """Two jobs wait in a partition that is down while their sources are edited: they run the submitted code. Then the
+    same with a change in site-packages: both fail at once and name it, and nothing is measured."""
     sources = Sources.make(tmp_path)
     sources.work.mkdir()
     (sources.work / "experiment.toml").write_text(EXPERIMENT)

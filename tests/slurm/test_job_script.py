@@ -53,7 +53,7 @@ with open({folder!r} + "/" + name + ".json", "w") as file:
 
 
 class Site:
-    """A profile whose interpreter records what it was given, and the folder of a study."""
+    """A profile whose interpreter records its arguments and environment, and the folder of a study."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab = lab
@@ -69,7 +69,7 @@ class Site:
     def script(
         self, hardware: str, strategy: str = "ddp", *, top: str = "", gpu: str = "", then: str = "", seconds: int = 600
     ) -> Path:
-        """The script for a run whose ranks record what they see and then do ``then``."""
+        """Write the script of a run whose ranks record their environment and then run ``then``."""
         self.python.write_text(RECORDER.format(python=sys.executable, folder=str(self.records), then=then))
         self.python.chmod(0o755)
         if "python =" not in top:
@@ -82,11 +82,11 @@ class Site:
         return script
 
     def recorded(self) -> dict[str, Any]:
-        """Array index and rank -> what that rank recorded."""
+        """Return array index and rank -> what that rank recorded."""
         return {file.stem: json.loads(file.read_text()) for file in sorted(self.records.iterdir())}
 
     def log(self, job: dict[str, str]) -> str:
-        """What the script itself said."""
+        """Return the log of the script itself."""
         return "".join(p.read_text() for p in (self.runs / "jobs").glob(f"slurm-{job['JobId']}_*.out"))
 
 
@@ -149,7 +149,7 @@ def test_every_rank_of_a_pair_starts_as_planned(site: Site) -> None:
 
 
 def test_a_plain_srun_finds_nothing_under_export_none(site: Site) -> None:
-    """Why the script sets PATH and passes it on: without that, srun's tasks have no PATH to find a program with."""
+    """Why the script sets PATH and exports it: without that, srun's tasks have no PATH."""
     script = site.folder / "plain.sh"
     output = site.folder / "plain.out"
     script.write_text("#!/bin/bash\n#SBATCH --export=NONE\nsrun python3 -c 'print(1)'\n")
@@ -174,7 +174,7 @@ def test_tasks_of_an_array_share_a_folder(site: Site) -> None:
 
 @pytest.mark.parametrize("array", [True, False])
 def test_submitit_finds_its_pickles(site: Site, array: bool) -> None:
-    """The real interpreter and submitit: each task loads the call that was left for it and leaves the answer."""
+    """The real interpreter and submitit: each task loads its pickled call and writes the result."""
     from cloudpickle import load
     from submitit.core.utils import DelayedSubmission, JobPaths
 
@@ -208,7 +208,7 @@ def test_two_nodes(site: Site) -> None:
 @both
 @pytest.mark.parametrize("gpu", ["ask_gpus = 2", 'request = "none"'])
 def test_a_run_uses_its_own_part_of_a_whole_node(site: Site, gpu: str) -> None:
-    """Two GPUs are held (or none is named), one is used: the rank sees one."""
+    """The job has two GPUs (or names none), the run uses one: the rank sees one."""
     job = site.lab.wait(site.lab.submit(site.script("a100:1", "eager", gpu=gpu)))
     assert job["JobState"] == "COMPLETED", site.log(job)
     (record,) = site.recorded().values()
@@ -220,14 +220,14 @@ def test_a_run_uses_its_own_part_of_a_whole_node(site: Site, gpu: str) -> None:
 @pytest.mark.parametrize("mem_style", ["node", "per_gpu", "per_cpu"])
 @pytest.mark.parametrize("cpus_by", ["task", "gpu"])
 def test_slurm_takes_every_form_of_request(site: Site, request_: str, mem_style: str, cpus_by: str) -> None:
-    """No two directives exclude each other, whichever way a site wants to be asked."""
+    """No directives exclude each other, whichever form of request a site requires."""
     gpu = f'request = "{request_}"\nmem_style = "{mem_style}"\ncpus_by = "{cpus_by}"\nconstraint = "a100&lab"'
     site.lab.command("sbatch", "--test-only", site.script("a100:2", gpu=gpu))
 
 
 @both
 def test_a_prologue_that_fails_is_told_from_a_run_that_fails(site: Site) -> None:
-    """Its exit code is the job's, its line is in the log, and no rank started."""
+    """Its exit code is the job's, its line is in the log, and no rank starts."""
     job = site.lab.wait(site.lab.submit(site.script("a100:1", "eager", top='prologue = ["module load nothing"]')))
     assert (job["JobState"], job["ExitCode"]) == ("FAILED", f"{job_script.ScriptExit.PROLOGUE}:0")
     assert "orchestrate: prologue failed: module load nothing (on lab00" in site.log(job)
@@ -236,7 +236,7 @@ def test_a_prologue_that_fails_is_told_from_a_run_that_fails(site: Site) -> None
 
 @both
 def test_a_dead_rank_ends_the_job(site: Site) -> None:
-    """Rank 1 exits with 71 while rank 0 would wait for minutes: the job fails within seconds and says which rank."""
+    """Rank 1 exits with 71 while rank 0 would wait for minutes: the job fails within seconds and names the rank."""
     then = 'time.sleep(0 if os.environ["SLURM_PROCID"] == "1" else 300); sys.exit(71)'
     job = site.lab.wait(site.lab.submit(site.script("a100:2", then=then)), timeout_s=30)
     assert job["JobState"] == "FAILED"
@@ -254,7 +254,7 @@ time.sleep(300)
 @both
 @pytest.mark.parametrize("launcher", ["srun", "none"])
 def test_the_announcement_of_the_limit_reaches_the_rank(site: Site, launcher: str) -> None:
-    """The signal that --signal asks for gets to Python, with a job step and without one."""
+    """The signal of --signal reaches Python, with a job step and without one."""
     script = site.script("a100:1", "eager", top=f'launcher = "{launcher}"', then=SIGNALLED)
     job_id = site.lab.submit(script)
     site.lab.until_text(site.runs / "jobs" / job_id / f"{job_id}_0_log.out", "ready")
@@ -267,7 +267,7 @@ def test_the_announcement_of_the_limit_reaches_the_rank(site: Site, launcher: st
 
 @pytest.mark.torch
 def test_one_torchrun_starts_both_ranks(site: Site) -> None:
-    """One launcher on the node; its two workers are told apart by torchrun's and by Slurm's variables alike."""
+    """One launcher on the node; torchrun's and Slurm's variables both number its two workers."""
     job = site.lab.wait(site.lab.submit(site.script("a100:2", top='launcher = "torchrun"')), timeout_s=120)
     assert job["JobState"] == "COMPLETED", site.log(job)
     ranks = site.recorded()

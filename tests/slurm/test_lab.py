@@ -1,4 +1,4 @@
-"""The throw-away cluster itself, as docs/slurm.md tells to start one: nothing of it outlives its process."""
+"""The throw-away cluster itself, started as in docs/slurm.md: nothing of it outlives its process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slurm
 
 
 def _processes(folder: Path) -> list[str]:
-    """Daemons whose arguments name a cluster's folder."""
+    """Return the daemons whose arguments name a cluster's folder."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -35,7 +35,7 @@ def _processes(folder: Path) -> list[str]:
 def test_a_signal_ends_the_cluster_of_the_recipe(
     number: signal.Signals, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Killed or with its terminal closed, the recipe's process takes every daemon with it."""
+    """When the process is killed or its terminal closed, every daemon ends with it."""
     recipe = re.search(r"bin/python -c '\n(.*?)'\n```", (ROOT / "docs" / "slurm.md").read_text(), re.DOTALL)
     assert recipe
     home = tmp_path_factory.mktemp("h")

@@ -1,4 +1,4 @@
-"""More runs than a site takes at once: ``submit --watch`` sends them as room appears and seldom asks Slurm."""
+"""More runs than the submit limit: ``submit --watch`` submits them as others end, and seldom queries Slurm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUNS, MAX_ARRAY_SIZE, LIMIT = 100, 31, 40
 
 @dataclass
 class Campaign:
-    """A study of probe runs on a cluster that takes only some of them at once."""
+    """A study of probe runs on a cluster with a submit limit."""
 
     study: Study
     num_runs: int
@@ -33,7 +33,7 @@ class Campaign:
     limit: int
     poll_seconds: int = 1
     calls: Counter[str] = field(default_factory=Counter)
-    """Commands that reached the controller, by name."""
+    """How often commands reached the controller, by name."""
     largest_queue: int = 0
 
     def prepare(self) -> None:
@@ -47,7 +47,7 @@ class Campaign:
         self.study.path = [self._counting()]
 
     def _counting(self) -> Path:
-        """Commands of Slurm that are counted before they are run."""
+        """Return a folder with Slurm commands that are counted before they run."""
         folder = self.study.folder / "counted"
         folder.mkdir()
         (folder / "log").touch()
@@ -62,27 +62,29 @@ class Campaign:
         return (self.study.folder / "counted" / "log").read_text().splitlines()
 
     def go_through(self) -> float:
-        """``submit --watch`` until all is over; the seconds that took."""
+        """Run ``submit --watch`` until all runs have ended; return the seconds that took."""
         started = time.monotonic()
         done = self.study.run("submit", "--watch")
         seconds = time.monotonic() - started
         self.calls = Counter(line.split()[0] for line in self.log)
-        assert re.match(rf"{self.limit} runs submitted to lab, {self.num_runs - self.limit} stay planned", done.stdout), done
+        assert re.match(
+            rf"{self.limit} runs submitted to lab, {self.num_runs - self.limit} stay planned", done.stdout
+        ), done
         return seconds
 
     def arrays(self) -> list[int]:
-        """The size of each array that was sent."""
+        """Return the size of each array that was submitted."""
         return [int(found[1]) + 1 for line in self.log if (found := re.search(r"--array=0-(\d+)", line))]
 
 
 @pytest.fixture
 def limited_lab() -> Iterator[Lab]:
-    """A cluster with small arrays, and with accounting, so that limits are enforced."""
+    """A cluster with small arrays, and with accounting, which enforces limits."""
     yield from booted(accounting=True, extra=(f"MaxArraySize={MAX_ARRAY_SIZE}",))
 
 
-def test_more_runs_than_the_site_takes_all_finish(limited_lab: Lab, tmp_path: Path) -> None:
-    """100 runs, 40 at most queued, arrays of 31 at most: each runs once; a poll is one squeue and at most one sacct."""
+def test_more_runs_than_the_submit_limit_all_finish(limited_lab: Lab, tmp_path: Path) -> None:
+    """100 runs, at most 40 queued, arrays of at most 31: each runs once; a poll is one squeue and at most one sacct."""
     campaign = Campaign(Study(limited_lab, tmp_path / "study"), RUNS, MAX_ARRAY_SIZE, LIMIT)
     campaign.prepare()
     seconds = campaign.go_through()
@@ -98,8 +100,8 @@ def test_more_runs_than_the_site_takes_all_finish(limited_lab: Lab, tmp_path: Pa
     assert campaign.calls["scontrol"] <= 1, "asked for the cluster's name once"
 
 
-def test_a_limit_that_nobody_told_us_of_is_found_out(limited_lab: Lab, tmp_path: Path) -> None:
-    """Slurm refuses an array that is too large for the user's limit: smaller ones are tried, the rest stays planned."""
+def test_an_unknown_submit_limit_is_found(limited_lab: Lab, tmp_path: Path) -> None:
+    """Slurm rejects an array that exceeds the user's limit: smaller ones are tried, the rest stays planned."""
     campaign = Campaign(Study(limited_lab, tmp_path / "study"), 20, MAX_ARRAY_SIZE, limit=7)
     campaign.prepare()
     cluster = campaign.study.folder / "cluster.toml"
@@ -113,6 +115,8 @@ def test_a_limit_that_nobody_told_us_of_is_found_out(limited_lab: Lab, tmp_path:
         "nothing is left of what was not sent"
     )
     assert not list(campaign.study.runs.glob("*/*/attempts")), "what waits has no folder"
-    assert campaign.study.run("submit").stdout.startswith("0 runs submitted"), "still no room, and nothing is sent twice"
+    assert campaign.study.run("submit").stdout.startswith("0 runs submitted"), (
+        "the limit is still reached, and nothing is submitted twice"
+    )
     assert len(campaign.study.queued()) == 7
     campaign.study.forget()

@@ -1,4 +1,4 @@
-"""Recovery on a real Slurm: each class of failure provoked for real, what is done about it, and where it stops.
+"""Recovery on a real Slurm: each class of failure, what recovery does about it, and where it stops.
 
 ``status`` is what acts here, as a user types it; nobody retries. The slow ones are under way while the others go on.
 """
@@ -19,7 +19,7 @@ import pytest
 
 from tests.slurm.conftest import booted
 from tests.slurm.lab import Lab
-from tests.slurm.study import DEFAULTS, Study, number_sent
+from tests.slurm.study import DEFAULTS, Study, num_submitted
 from workloads.files.event_log import read_events
 
 pytestmark = pytest.mark.slurm
@@ -30,7 +30,7 @@ MB = 2**20
 
 @pytest.fixture(scope="module")
 def fragile() -> Iterator[Lab]:
-    """A cluster without accounting that notices within seconds when a node is gone."""
+    """A cluster without accounting that detects a dead node within seconds."""
     yield from booted(extra=("SlurmdTimeout=5",))
 
 
@@ -57,7 +57,7 @@ TEN = EPOCHS.replace("epochs = 3", "epochs = 10")
 
 
 def until_settled(study: Study, timeout_s: float = 90, *, before: Callable[[], None] | None = None) -> Rows:
-    """Look until nothing goes on, and recovery has nothing more to do."""
+    """Run status until no run is live and recovery has nothing left to do."""
     deadline = time.monotonic() + timeout_s
     while True:
         rows: Rows = json.loads(study.run("status", "--json", before=before).stdout)
@@ -68,7 +68,7 @@ def until_settled(study: Study, timeout_s: float = 90, *, before: Callable[[], N
 
 
 def attempts(study: Study) -> Rows:
-    """All attempts as the store has them, oldest first."""
+    """Return all attempts in the store, oldest first."""
     with sqlite3.connect(study.folder / "results.db") as connection:
         connection.row_factory = sqlite3.Row
         found = [dict(row) for row in connection.execute("SELECT * FROM attempts ORDER BY run_id, attempt")]
@@ -79,7 +79,7 @@ def attempts(study: Study) -> Rows:
 
 
 def until_epoch(study: Study, epoch: int = 2, timeout_s: float = 60) -> Path:
-    """Wait until the newest attempt of the only run has a checkpoint of an epoch; its events."""
+    """Wait until the newest attempt of the only run has a checkpoint of an epoch; return its events."""
     deadline = time.monotonic() + timeout_s
     while True:
         for path in sorted(study.runs.glob("*/*/attempts/*/events.jsonl"), reverse=True):
@@ -122,7 +122,7 @@ def trained(study: Study, *, limit: str = "10m") -> None:
 
 @pytest.fixture(scope="module")
 def frozen(fragile: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
-    """A training that is frozen after its first epochs, and may then last for no more than a minute in all.
+    """A training that stops making progress after its first epochs and then reaches its limit of a minute.
 
     So it needs no work to reach its time limit, and reaches it in the middle; Slurm wakes it with the announcement.
     """
@@ -158,11 +158,11 @@ def timed(fragile: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
 
 @pytest.fixture(scope="module", autouse=True)
 def background(frozen: Study, timed: Study) -> None:
-    """Under way while the other tests go on."""
+    """Runs while the other tests run."""
 
 
-def test_preempted_where_the_site_ends_jobs(study: Study, tmp_path: Path) -> None:
-    """An urgent job takes the node; the run is sent again as it was, and goes on from its checkpoint elsewhere."""
+def test_preemption_where_the_site_cancels_jobs(study: Study, tmp_path: Path) -> None:
+    """An urgent job takes the node; recovery resubmits the run unchanged, and it continues on another node."""
     study.write(probe(epoch_s=0.3), defaults=TEN, partition="ended", top='requeue = "cancel"')
     study.run("submit")
     node = start_of(until_epoch(study))["node"]
@@ -177,8 +177,8 @@ def test_preempted_where_the_site_ends_jobs(study: Study, tmp_path: Path) -> Non
     assert result["resumed_from_epoch"] >= 2 and result["epochs_done"] == 10
 
 
-def test_preempted_where_the_site_requeues_jobs(study: Study, tmp_path: Path) -> None:
-    """Slurm itself starts the same job again: the same attempt goes on, no row is doubled, recovery does nothing."""
+def test_preemption_where_the_site_requeues_jobs(study: Study, tmp_path: Path) -> None:
+    """Slurm starts the same job again: the same attempt continues, no row is doubled, recovery does nothing."""
     study.write(probe(epoch_s=0.3), defaults=TEN, partition="requeued", top='requeue = "requeue"')
     study.run("submit")
     events = until_epoch(study)
@@ -186,7 +186,7 @@ def test_preempted_where_the_site_requeues_jobs(study: Study, tmp_path: Path) ->
     (row,) = study.until(lambda rows: rows[0]["state"] == "pending")
     assert (row["reason"], row["attempt"], row["recovery"]) == ("requeued", 1, "")
     study.lab.command("scancel", urgent)
-    # Slurm holds it for two minutes; its owner may say otherwise.
+    # Slurm delays a requeued job by cred_expire, 120 s (slurm.conf(5)); its owner may change that.
     study.until(lambda rows: "StartTime" in study.lab.command("scontrol", "show", "job", rows[0]["job_id"]))
     study.lab.command("scontrol", "update", f"JobId={row['job_id']}", "StartTime=now")
     (row,) = until_settled(study)
@@ -198,7 +198,7 @@ def test_preempted_where_the_site_requeues_jobs(study: Study, tmp_path: Path) ->
 
 
 def push_off(lab: Lab, node: str, folder: Path) -> str:
-    """An urgent job that wants both devices of a node; its id."""
+    """Submit an urgent job that needs both devices of a node; return its id."""
     script = folder / "urgent.sh"
     script.write_text("#!/bin/bash\nsleep 300\n")
     return lab.submit(script, "-purgent", f"-w{node}", "--gres=gpu:2", "--mem=100", "--output=/dev/null")
@@ -208,7 +208,7 @@ def push_off(lab: Lab, node: str, folder: Path) -> str:
 
 
 def test_memory_is_raised_until_it_is_enough(study: Study) -> None:
-    """A run that takes 300 MB where it asked for 200 gets twice as much, goes on from its checkpoint, and succeeds."""
+    """A run that needs 300 MB and requested 200 gets twice as much, continues from its checkpoint and succeeds."""
     study.write(probe(fault="memory", fault_epoch=2, fault_mb=300), defaults=EPOCHS)
     study.run("submit")
     (row,) = until_settled(study)
@@ -222,15 +222,15 @@ def test_memory_is_raised_until_it_is_enough(study: Study) -> None:
 
 
 def test_memory_that_is_never_enough_stops_at_its_bound(study: Study) -> None:
-    """Twice as much, as much as a node has, and then no more: the words say what was tried and what to do."""
+    """Twice as much, as much as a node has, and then no more: the message says what was tried and what to do."""
     study.write(probe("small:1", fault="memory"), defaults=EPOCHS, top=NODE_OF_300M)
     done = study.run("submit", "--wait", expect=1)
     assert "resubmitted with 300M instead of 200M after attempt 1 (1 of 2 for host_memory)" in done.stderr
     (row,) = json.loads(study.run("status", "--json").stdout)
     assert (row["state"], row["attempt"], row["recovery"], row["recoveries"]) == ("out_of_memory", 2, "stop", 1)
     assert "a node has no more memory" in row["recovery_message"] and "300M" in row["message"]
-    # People may try again, and the count begins anew.
-    assert number_sent(study.run("retry", "--failed")) == 1
+    # A person may retry, and the counter starts again.
+    assert num_submitted(study.run("retry", "--failed")) == 1
     assert [a["recovery"] and a["recovery"]["number"] for a in attempts(study)] == [None, 1, None]
 
 
@@ -245,11 +245,11 @@ queue = [{ partition = "htc" }]
 """
 
 
-# --- the program's own faults ---
+# --- program errors ---
 
 
-def test_a_program_that_fails_is_sent_again_only_as_often_as_it_asks(study: Study) -> None:
-    """A rank that crashes, and one that hangs: stopped, with what they measured so far; retries = 1 gives one more."""
+def test_a_failing_program_is_resubmitted_as_often_as_retries(study: Study) -> None:
+    """A rank that crashes and one that hangs: retries = 1 adds one attempt, then recovery stops; measurements stay."""
     strategies = ", ".join(f'{{ name = "probe", fault = "{fault}", fault_epoch = 3 }}' for fault in ("crash", "hang"))
     matrix = f'[matrix]\nhardware = ["a100:2"]\nstrategy = [{strategies}]\nretries = [1]\n'
     study.write(matrix, defaults=EPOCHS + "hang_timeout_s = 3\n")
@@ -258,7 +258,9 @@ def test_a_program_that_fails_is_sent_again_only_as_often_as_it_asks(study: Stud
     assert {(row["state"], row["reason"]) for row in rows} == {("failed", "program_error"), ("failed", "hang")}, rows
     for row in rows:
         assert (row["attempt"], row["recovery"], row["recoveries"]) == (2, "stop", 1)
-        assert row["recovery_message"].startswith("not sent again: after 1 of 1 for program_error; mend the program")
+        assert row["recovery_message"].startswith(
+            "not resubmitted: after 1 of 1 for program_error; correct the program"
+        )
     with sqlite3.connect(study.folder / "results.db") as connection:
         kept = connection.execute("SELECT count(*), max(epoch) FROM epochs").fetchone()
     assert kept == (4, 2), "two epochs of each run, measured once, although each ran twice"
@@ -267,8 +269,8 @@ def test_a_program_that_fails_is_sent_again_only_as_often_as_it_asks(study: Stud
 # --- nodes ---
 
 
-def test_a_node_that_is_not_what_was_planned_is_left_out(study: Study, tmp_path: Path) -> None:
-    """One node has the smaller A100: the run ends within seconds, and its next attempt goes elsewhere."""
+def test_a_node_with_other_hardware_is_excluded(study: Study, tmp_path: Path) -> None:
+    """One node has the smaller A100: the run ends within seconds, and its next attempt uses another node."""
     small = tmp_path / "bin"
     small.mkdir()
     (small / "nvidia-smi").write_text(NVIDIA_SMI.format(folder=small))
@@ -287,8 +289,8 @@ def test_a_node_that_is_not_what_was_planned_is_left_out(study: Study, tmp_path:
     assert f"ExcNodeList={node} " in study.lab.command("scontrol", "--oneliner", "show", "job", row["job_id"])
 
 
-def test_the_last_node_of_a_kind_is_not_left_out(study: Study, tmp_path: Path) -> None:
-    """All nodes are other than planned: the run stops with that as its cause, and ``retry`` begins with all of them."""
+def test_the_last_node_of_a_kind_is_not_excluded(study: Study, tmp_path: Path) -> None:
+    """No node has the planned hardware: recovery stops and says so, and ``retry`` uses all nodes again."""
     small = tmp_path / "bin"
     small.mkdir()
     (small / "nvidia-smi").write_text(NVIDIA_SMI.format(folder=small).replace("81920", "40960"))
@@ -300,7 +302,7 @@ def test_the_last_node_of_a_kind_is_not_left_out(study: Study, tmp_path: Path) -
     assert "42.9 GB, 80 GB planned" in row["message"]
     assert re.fullmatch(
         r"not resubmitted: without lab00[12], lab00[12] Slurm has no node for it \(Requested node configuration is not "
-        r"available\); mend type, expect_name or expect_mem_gb in the cluster file, then orchestrate submit",
+        r"available\); correct type, expect_name or expect_mem_gb in the cluster file, then orchestrate submit",
         row["recovery_message"],
     )
     assert "42.9 GB, 80 GB planned" in study.run("logs", row["run_id"]).stdout
@@ -328,8 +330,8 @@ queue = [{ partition = "htc" }]
 """
 
 
-def test_a_node_that_dies_is_left_out(study: Study) -> None:
-    """Its daemon and all that ran there are gone at once; the run goes on from its checkpoint on another node."""
+def test_a_dead_node_is_excluded(study: Study) -> None:
+    """Its daemon and all its processes end at once; the run continues from its checkpoint on another node."""
     study.write(probe("a30:1", epoch_s=0.3), defaults=TEN, top='requeue = "cancel"')
     study.run("submit")
     node = start_of(until_epoch(study))["node"]
@@ -349,22 +351,22 @@ def test_a_node_that_dies_is_left_out(study: Study) -> None:
 
 
 def impatient() -> None:
-    """What is waited for minutes on a real cluster, for the sake of its network."""
+    """Shorten waits that take minutes on a real cluster because of its network."""
     from orchestrator.backends.slurm import executor, status
 
     executor.ADOPTION_GRACE_S, executor.ADOPTION_POLL_S = 3.0, 0.3
     status.ABSENCE_GRACE_S, status.TASK_GRACE_S = 1.0, 1.0
 
 
-def test_a_controller_that_dies_having_taken_the_jobs(doomed: Lab, tmp_path: Path) -> None:
-    """It forgets them: nothing is concluded while it is away, then they are lost, and sent again once."""
+def test_a_controller_that_dies_after_it_accepted_jobs(doomed: Lab, tmp_path: Path) -> None:
+    """It loses them: states stay while it is down, then the runs are lost and recovery resubmits each once."""
     study = Study(doomed, tmp_path / "study")
     study.write(TWO_RUNS)
     study.path = [fake_sbatch(tmp_path, study.lab, '{real} --hold "$@"; rc=$?; {kill}; exit $rc')]
-    assert number_sent(study.run("submit", before=impatient)) == 2
+    assert num_submitted(study.run("submit", before=impatient)) == 2
     study.path = []
     assert [row["state"] for row in study.status()] == ["pending"] * 2, "a query that fails changes nothing"
-    # It writes jobs down within seconds; this is the state of before.
+    # It saves its state within seconds; this is the state before.
     for path in (doomed.folder / "state").glob("job_state*"):
         path.unlink()
     doomed.start_again("slurmctld")
@@ -375,8 +377,8 @@ def test_a_controller_that_dies_having_taken_the_jobs(doomed: Lab, tmp_path: Pat
     assert len(study.queued()) == 2, "Slurm knows of no job but theirs"
 
 
-def test_a_controller_that_is_away_when_submit_comes(doomed: Lab, tmp_path: Path) -> None:
-    """sbatch does not reach it: in doubt until somebody answers, then each run is sent once."""
+def test_a_controller_that_is_down_during_submit(doomed: Lab, tmp_path: Path) -> None:
+    """sbatch does not reach it: no answer until the controller is back, then each run is submitted once."""
     study = Study(doomed, tmp_path / "study")
     study.write(TWO_RUNS)
     study.path = [fake_sbatch(tmp_path, study.lab, '{kill}; exec {real} "$@"')]
@@ -396,7 +398,7 @@ TWO_RUNS = '[matrix]\nhardware = ["a100:1"]\nseed = [0, 1]\n'
 
 
 def fake_sbatch(folder: Path, lab: Lab, body: str) -> Path:
-    """A folder for PATH whose ``sbatch`` runs a line of bash, in which the controller may be killed."""
+    """Return a folder for PATH whose ``sbatch`` runs a line of bash, which may kill the controller."""
     (pid,) = (process.pid for name, process in lab.processes if name == "slurmctld" and process.poll() is None)
     program = folder / "bin" / "sbatch"
     program.parent.mkdir()
@@ -405,14 +407,14 @@ def fake_sbatch(folder: Path, lab: Lab, body: str) -> Path:
     return program.parent
 
 
-def test_accounting_that_is_away(accounting_lab: Lab, tmp_path: Path) -> None:
-    """The controller alone tells how runs ended; what was told stays when the accounts are back."""
+def test_accounting_that_is_down(accounting_lab: Lab, tmp_path: Path) -> None:
+    """The controller alone reports how runs ended; those states stay when slurmdbd is back."""
     study = Study(accounting_lab, tmp_path / "study")
     strategies = '{ name = "probe" }, { name = "probe", fault = "exit" }'
     study.write(f'[matrix]\nhardware = ["a100:1"]\nstrategy = [{strategies}]\n')
     accounting_lab.kill("slurmdbd")
     try:
-        assert number_sent(study.run("submit")) == 2
+        assert num_submitted(study.run("submit")) == 2
         rows = until_settled(study)
         assert {(row["state"], row["recovery"]) for row in rows} == {("succeeded", ""), ("failed", "stop")}, rows
     finally:
@@ -426,11 +428,11 @@ def test_accounting_that_is_away(accounting_lab: Lab, tmp_path: Path) -> None:
     assert sorted(study.states()) == ["failed", "succeeded"]
 
 
-# --- the slow ones, which have been under way all the time ---
+# --- the slow runs, which started with the first test ---
 
 
-def test_a_time_limit_is_raised_and_the_run_goes_on_from_its_checkpoint(timed: Study) -> None:
-    """Announced between 6 and 60 s before it comes, and obeyed: twice the time, nothing trained twice."""
+def test_a_time_limit_is_raised_and_the_run_continues(timed: Study) -> None:
+    """Slurm announces the limit 6 to 60 s early, and the run obeys: twice the time, nothing trained twice."""
     (row,) = until_settled(timed, 150)
     assert (row["state"], row["recovery"]) == ("succeeded", "raise_time"), row
     found = attempts(timed)
@@ -444,7 +446,7 @@ def test_a_time_limit_is_raised_and_the_run_goes_on_from_its_checkpoint(timed: S
         assert connection.execute("SELECT count(*), count(DISTINCT epoch) FROM epochs").fetchone() == (92, 92)
 
 
-def test_a_training_that_its_limit_ended_learns_what_an_undisturbed_one_learns(frozen: Study, study: Study) -> None:
+def test_a_resumed_training_learns_what_an_uninterrupted_one_learns(frozen: Study, study: Study) -> None:
     """Resumed from its checkpoint, every loss and metric of every epoch is bit for bit the same."""
     trained(study)
     study.run("submit")
@@ -458,7 +460,7 @@ def test_a_training_that_its_limit_ended_learns_what_an_undisturbed_one_learns(f
 
 
 def learned(study: Study) -> list[tuple[Any, ...]]:
-    """Losses and accuracies of each epoch, then of the result."""
+    """Return losses and accuracies of each epoch, then of the result."""
     measured = "train_loss, test_loss, test_accuracy"
     with sqlite3.connect(study.folder / "results.db") as connection:
         epochs = connection.execute(f"SELECT epoch, {measured} FROM curves ORDER BY epoch").fetchall()

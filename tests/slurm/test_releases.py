@@ -1,4 +1,4 @@
-"""The second release of Slurm is what it says, and where it cannot be had that is said."""
+"""The second release of Slurm runs what it names, and tests report if it is not available."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slurm
 
 @releases.newer
 def test_login_node_controller_and_jobs_are_of_the_newer_release(any_lab: Lab, tmp_path: Path) -> None:
-    """The clients, the controller and the srun that a job finds; the machine's own Slurm has no part in it."""
+    """The clients, the controller and the srun in a job; none of them is the machine's own Slurm."""
     version = f"slurm-wlm {releases.NEWER}."
     assert any_lab.command("sinfo", "--version").startswith(version)
     assert f"SLURM_VERSION           = {releases.NEWER}." in any_lab.command("scontrol", "show", "config")
@@ -28,10 +28,8 @@ def test_login_node_controller_and_jobs_are_of_the_newer_release(any_lab: Lab, t
 
 @pytest.mark.skipif(shutil.which("apt-get") is None, reason="asks apt")
 @pytest.mark.optional
-def test_an_archive_that_cannot_be_reached_is_told_from_a_broken_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Refused connections excuse the tests of the release; nothing half-made stays in the cache."""
+def test_unreachable_or_broken_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused connections skip the tests of the release; nothing incomplete stays in the cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(releases, "_archive", lambda: "http://127.0.0.1:9/debian")
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
@@ -42,7 +40,7 @@ def test_an_archive_that_cannot_be_reached_is_told_from_a_broken_one(
 
 
 def test_without_an_archive_of_debian_apt_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for apt knows none; nothing half-made stays in the cache."""
+    """A fake apt knows none; nothing incomplete stays in the cache."""
     (tmp_path / "apt-get").write_text("#!/bin/sh\n")
     (tmp_path / "apt-get").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")

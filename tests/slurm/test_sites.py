@@ -1,4 +1,4 @@
-"""A site nobody described: its cluster file is written and used unchanged; queues are chosen; the doctor looks."""
+"""A new site: init writes its cluster file, which works unchanged; queues are chosen; doctor checks the site."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.docs.test_readme import _shape as shape_of
 from tests.slurm.lab import Lab
-from tests.slurm.study import DEFAULTS, ROOT, Study, number_sent
+from tests.slurm.study import DEFAULTS, ROOT, Study, num_submitted
 
 pytestmark = pytest.mark.slurm
 
@@ -26,7 +26,7 @@ hardware = ["a100:2", "a30:1", "cpu:2"]
 
 
 def go_through(lab: Lab, folder: Path) -> dict[str, object]:
-    """``init --cluster``, then a study with the file as it is; the file's content."""
+    """Run ``init --cluster``, then a study with the unchanged file; return the file's content."""
     folder.mkdir()
     study = Study(lab, folder)
     (folder / "experiment.toml").write_text(DEFAULTS + EVERY_SHAPE)
@@ -34,7 +34,7 @@ def go_through(lab: Lab, folder: Path) -> dict[str, object]:
     assert "wrote cluster.toml (cluster lab, from what Slurm " in said.stderr
     assert "it was not touched" in study.run("init", "--cluster", expect=2).stderr
     written = (folder / "cluster.toml").read_text()
-    assert number_sent(study.run("submit")) == 3
+    assert num_submitted(study.run("submit")) == 3
     rows = study.until_ended()
     assert [row["state"] for row in rows] == ["succeeded"] * 3, [row["message"] for row in rows]
     assert (folder / "cluster.toml").read_text() == written
@@ -47,20 +47,20 @@ def go_through(lab: Lab, folder: Path) -> dict[str, object]:
 
 
 def test_a_cluster_file_for_a_site_without_accounting(lab: Lab, tmp_path: Path) -> None:
-    """Written from sinfo and scontrol alone, it submits unchanged."""
+    """Written from sinfo and scontrol alone; submit accepts it unchanged."""
     content = go_through(lab, tmp_path / "study")
     assert (content["account"], content["accounting"]) == ("", "squeue")
 
 
 def test_a_cluster_file_for_a_site_with_accounting(accounting_lab: Lab, tmp_path: Path) -> None:
-    """It names the user's account, and submits unchanged."""
+    """It names the user's account; submit accepts it unchanged."""
     content = go_through(accounting_lab, tmp_path / "study")
     assert (content["account"], content["accounting"]) == ("group", "auto")
 
 
 def test_the_page_leads_from_nothing_to_the_first_table(accounting_lab: Lab, tmp_path: Path) -> None:
     """Every command of docs/slurm.md's transcripts runs in order in an empty folder, with the experiment that the page
-    shows; every line shown is printed again, but for numbers."""
+    shows; every line of the page is printed again, except for numbers."""
     page = (ROOT / "docs" / "slurm.md").read_text(encoding="utf-8")
     study = Study(accounting_lab, tmp_path)
     (tmp_path / "experiment.toml").write_text(re.findall(r"```toml\n(name = .*?)```", page, re.DOTALL)[0])
@@ -79,7 +79,7 @@ def test_the_page_leads_from_nothing_to_the_first_table(accounting_lab: Lab, tmp
 
 @contextlib.contextmanager
 def partition(lab: Lab, name: str, nodes: str) -> Iterator[None]:
-    """A further partition for a while."""
+    """Add a partition for a while."""
     lab.command("scontrol", "create", f"PartitionName={name}", f"Nodes={nodes}", "MaxTime=4:00:00", "State=UP")
     try:
         yield
@@ -88,8 +88,8 @@ def partition(lab: Lab, name: str, nodes: str) -> Iterator[None]:
 
 
 def test_the_queue_that_starts_first_is_chosen_when_it_is_wanted(lab: Lab, tmp_path: Path) -> None:
-    """The script stays as planned, the other queue goes to sbatch beside it and is recorded with the start that was
-    promised; without the wish, the script's queue is taken and the runs wait in it."""
+    """The script stays as planned; the other queue is an option of sbatch and recorded with its estimated start. Without
+    --queue earliest the runs wait in the script's queue."""
     study = Study(lab, tmp_path / "study")
     study.write('[matrix]\nhardware = ["a100:2"]\nseed = [0, 1]\n')
     config = (study.folder / "cluster.toml").read_text()
@@ -103,7 +103,7 @@ def test_the_queue_that_starts_first_is_chosen_when_it_is_wanted(lab: Lab, tmp_p
             planned = json.loads(study.run("plan", "--json").stdout)
             assert planned["scripts"][0]["queues"] == ["narrow", "htc"]
             assert "#SBATCH --partition=narrow\n" in planned["scripts"][0]["text"]
-            assert number_sent(study.run("submit", "--queue", "earliest")) == 2
+            assert num_submitted(study.run("submit", "--queue", "earliest")) == 2
             rows = study.until_ended()
             assert [row["state"] for row in rows] == ["succeeded"] * 2, [row["message"] for row in rows]
             told = [json.loads(p.read_text()) for p in study.runs.glob("*/*/attempts/1/submission.json")]
@@ -113,7 +113,7 @@ def test_the_queue_that_starts_first_is_chosen_when_it_is_wanted(lab: Lab, tmp_p
             assert sent.read_text() == planned["scripts"][0]["text"]
             study.write('[matrix]\nhardware = ["a100:2"]\nseed = [2]\n')
             (study.folder / "cluster.toml").write_text(config.replace('[{ partition = "htc", max_time = "4h" }]', both))
-            assert number_sent(study.run("submit")) == 1
+            assert num_submitted(study.run("submit")) == 1
             waiting = lab.command("squeue", "-h", "--partition=narrow", "--states=PENDING", "-o", "%i")
             assert len(waiting.split()) == 1
         finally:
@@ -123,7 +123,7 @@ def test_the_queue_that_starts_first_is_chosen_when_it_is_wanted(lab: Lab, tmp_p
 
 
 def verdicts(done: Any) -> dict[str, list[tuple[str, str]]]:
-    """What the doctor said, by subject."""
+    """Return the findings of doctor by subject."""
     found: dict[str, list[tuple[str, str]]] = {}
     for row in json.loads(done.stdout):
         found.setdefault(row["subject"], []).append((row["verdict"], row["what"]))
@@ -131,7 +131,7 @@ def verdicts(done: Any) -> dict[str, list[tuple[str, str]]]:
 
 
 def test_the_doctor_looks_at_a_cluster_and_at_its_nodes(accounting_lab: Lab, tmp_path: Path) -> None:
-    """Each planned shape would start; probes tell what nodes see; nothing of them is left, and nothing was planned."""
+    """Each planned shape would start; probes report what nodes see; they leave no files, and no plan is written."""
     study = Study(accounting_lab, tmp_path / "study")
     study.write('[matrix]\nhardware = ["a100:2", "a30:1"]\n', top='account = "group"')
     found = verdicts(study.run("doctor", "--probe", "--json"))
@@ -150,8 +150,8 @@ def test_the_doctor_looks_at_a_cluster_and_at_its_nodes(accounting_lab: Lab, tmp
 
 
 def test_the_doctor_names_what_a_job_would_stumble_over(lab: Lab, tmp_path: Path) -> None:
-    """A partition that is down, one that does not exist, a type that no node has: named by Slurm or by us, exit code 1,
-    and no probe is sent. A prologue that fails shows in the probe alone, with the line."""
+    """A partition that is down, one that does not exist, a type that no node has: each is reported, exit code 1, and no
+    probe is submitted. A failing prologue shows only in the probe, with its line."""
     study = Study(lab, tmp_path / "study")
     study.write('[matrix]\nhardware = ["a100:2"]\n', partition="closed")
     found = verdicts(study.run("doctor", "--probe", "--json", expect=1))
@@ -170,7 +170,7 @@ def test_the_doctor_names_what_a_job_would_stumble_over(lab: Lab, tmp_path: Path
     assert found["shape"] == [("fail", "2xa100-2ranks in htc: Requested node configuration is not available")]
     study.write('[matrix]\nhardware = ["a100:2"]\n', top='prologue = ["module load nothing"]')
     done = study.run("doctor", "--probe", "--json", expect=1)
-    assert "mend prologue in the cluster file; its logs: " in done.stdout
+    assert "correct prologue in the cluster file; its logs: " in done.stdout
     found = verdicts(done)
     assert any(v == "fail" and "prologue failed: module load nothing" in what for v, what in found["probe"])
     assert len(list(study.runs.glob("doctor-*"))) == 1, "its logs stay"

@@ -1,4 +1,4 @@
-"""Whole studies on a real Slurm, as a user goes through them."""
+"""Whole studies on a real Slurm, with the commands that a user runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from tests.slurm.lab import Lab
 from tests.slurm.releases import newer
-from tests.slurm.study import ROOT, Study, job_ids, number_sent
+from tests.slurm.study import ROOT, Study, job_ids, num_submitted
 
 pytestmark = pytest.mark.slurm
 
@@ -27,16 +27,16 @@ seed = [0, 1, 2, 3, 4, 5, 6, 7, 8]
 """
 
 ACCOUNTED_WITHIN_S = 30
-"""Jobs appear in the accounting a moment after their end, on a busy machine a longer one."""
+"""Jobs appear in the accounting a moment after their end, on a busy machine later."""
 
 
 def go_through(study: Study, top: str = "") -> list[dict[str, Any]]:
-    """Plan, submit, watch, status, results; the rows of the last status."""
+    """Run plan, submit, watch, status and results; return the rows of the last status."""
     study.write(TWO_SHAPES, top=top)
     planned = json.loads(study.run("plan", "--json").stdout)
     assert len(planned["runs"]) == 18 and len(planned["scripts"]) == 2
-    assert number_sent(study.run("submit")) == 18
-    assert number_sent(study.run("submit")) == 0
+    assert num_submitted(study.run("submit")) == 18
+    assert num_submitted(study.run("submit")) == 0
     watched = study.run("watch").stdout.splitlines()
     assert watched[-1] == "18/18 done, 0 running, 0 waiting", watched
     rows = study.status()
@@ -50,19 +50,19 @@ def go_through(study: Study, top: str = "") -> list[dict[str, Any]]:
     for script in planned["scripts"]:
         sent = [path.read_bytes() for path in (study.runs / "jobs").glob("*/*_submission.sh")]
         assert script["text"].encode() in sent, "what was shown is what Slurm got, byte for byte"
-    assert number_sent(study.run("submit")) == 0
+    assert num_submitted(study.run("submit")) == 0
     study.run("db", "rebuild")
     assert job_ids(study.status()) == job_ids(rows), "the directories tell the job ids too"
     return rows
 
 
 def test_a_study_without_accounting(lab: Lab, tmp_path: Path) -> None:
-    """18 runs of two shapes in two arrays; every one succeeds once, with what it asked for."""
+    """18 runs of two shapes in two arrays; each succeeds once, with the requested resources."""
     go_through(Study(lab, tmp_path / "it's a study"))
 
 
 def test_a_study_with_accounting(accounting_lab: Lab, tmp_path: Path) -> None:
-    """The same where jobs are accounted for: sacct and the store agree on every job."""
+    """The same with accounting: sacct and the store agree on every job."""
     study = Study(accounting_lab, tmp_path / "study")
     _agree(accounting_lab, go_through(study))
 
@@ -70,7 +70,7 @@ def test_a_study_with_accounting(accounting_lab: Lab, tmp_path: Path) -> None:
 @newer
 @pytest.mark.parametrize("accounting", ["sacct", "squeue"])
 def test_a_study_on_the_newer_release(any_lab: Lab, tmp_path: Path, accounting: str) -> None:
-    """The same, by what its accounting says, and by what its controller says."""
+    """The same, with states from accounting and with states from the controller."""
     study = Study(any_lab, tmp_path / "study")
     _agree(any_lab, go_through(study, top=f'accounting = "{accounting}"'))
 
@@ -78,7 +78,7 @@ def test_a_study_on_the_newer_release(any_lab: Lab, tmp_path: Path, accounting: 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; all other tests ran unprivileged")
 @pytest.mark.optional
 def test_a_study_of_an_unprivileged_user(accounting_lab: Lab) -> None:
-    """The same as ``nobody``, with an environment of its own."""
+    """The same as ``nobody``, in its own environment."""
     folder = accounting_lab.folder.parent / "nobody"
     folder.mkdir()
     study = Study(accounting_lab, folder / "study", user="nobody", python=_python_for_everybody(folder))
@@ -100,7 +100,7 @@ def _agree(lab: Lab, rows: list[dict[str, Any]]) -> None:
 
 
 def _python_for_everybody(folder: Path) -> Path:
-    """An interpreter outside of anybody's home, with this one's packages."""
+    """Return an interpreter outside of all homes, with the packages of this one."""
     python = folder / "venv" / "bin" / "python"
     subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")

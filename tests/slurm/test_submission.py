@@ -1,4 +1,4 @@
-"""What a submission survives on a real Slurm: kills at any point, answers that get lost, refusals, limits."""
+"""Submissions on a real Slurm: kills at any point, lost answers, rejections, limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from db.connect import open_store
 from tests.slurm.kill_points import ACCEPTED, TIMED_OUT, Point, all_points, fake_sbatch, spread, submit_killed
 from tests.slurm.lab import Lab
 from tests.slurm.releases import both
-from tests.slurm.study import Study, job_ids, number_sent
+from tests.slurm.study import Study, job_ids, num_submitted
 
 pytestmark = pytest.mark.slurm
 
@@ -23,7 +23,7 @@ FOUR_RUNS = """
 hardware = ["a100:1", "a30:1"]
 seed = [0, 1]
 """
-REFUSED = (
+REJECTION = (
     "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
     "(job submit limit, user's size and/or time limits)"
 )
@@ -39,14 +39,14 @@ def study(any_lab: Lab, tmp_path: Path) -> Iterator[Study]:
 
 
 def quick_to_decide() -> None:
-    """Wait less long for word of an array that Slurm may have: on one machine messages take no time."""
+    """Wait less for an array that Slurm may have accepted: on one machine messages take no time."""
     from orchestrator.backends.slurm import executor
 
     executor.ADOPTION_GRACE_S = 0.6
 
 
 def clear(study: Study) -> None:
-    """An empty runs folder and an empty store."""
+    """Delete the runs folder and the store."""
     study.forget()
     shutil.rmtree(study.runs, ignore_errors=True)
     for path in study.folder.glob("results.db*"):
@@ -58,15 +58,15 @@ def clear(study: Study) -> None:
     shutil.copy(empty, study.folder / "results.db")
 
 
-def assert_each_is_there_once(study: Study, runs: int = 4) -> None:
-    """Nothing lost, nothing twice: every run has one job, and Slurm has no other."""
+def assert_each_submitted_once(study: Study, runs: int = 4) -> None:
+    """Assert that every run has one job, and that Slurm has no other."""
     rows = study.status()
     assert [row["state"] for row in rows] == ["pending"] * runs, rows
     assert job_ids(rows) == study.queued(), "the store and the queue know the same tasks"
-    assert number_sent(study.run("submit")) == 0
+    assert num_submitted(study.run("submit")) == 0
 
 
-def test_a_submit_killed_anywhere_is_made_up_for(study: Study) -> None:
+def test_a_submit_killed_anywhere_is_continued(study: Study) -> None:
     """kill -9 before changes of files, before and after each transaction and each Slurm call; then submit again.
 
     ``python -m tests.slurm.kill_sweep`` does it with many runs that are carried out.
@@ -74,7 +74,7 @@ def test_a_submit_killed_anywhere_is_made_up_for(study: Study) -> None:
     study.run("plan")
     clear(study)
     points = all_points(study)
-    assert_each_is_there_once(study)
+    assert_each_submitted_once(study)
     chosen = spread(points, 60)
     assert len(chosen) == 60 and {point.what for point in chosen} == {point.what for point in points}
     assert {"before rename", "after commit", "before sbatch", "after sbatch"} <= {point.what for point in chosen}
@@ -84,12 +84,12 @@ def test_a_submit_killed_anywhere_is_made_up_for(study: Study) -> None:
         assert done.exit_code == -signal.SIGKILL, (point, done)
         assert point != Point("after sbatch") or len(study.queued()) == 2
         study.run("submit", before=quick_to_decide)
-        assert_each_is_there_once(study)
+        assert_each_submitted_once(study)
 
 
 @both
-def test_what_is_submitted_runs_although_nobody_came_back(any_lab: Lab, tmp_path: Path) -> None:
-    """Killed right after sbatch, nothing moved, no number known: jobs find their calls, and are found themselves."""
+def test_jobs_of_a_killed_submit_run(any_lab: Lab, tmp_path: Path) -> None:
+    """Killed right after sbatch, before the job id was written: jobs find their calls, and status finds the jobs."""
     study = Study(any_lab, tmp_path / "study")
     study.write('[matrix]\nhardware = ["a100:1"]\nseed = [0, 1]\n')
     done = submit_killed(study, Point("after sbatch"))
@@ -102,79 +102,81 @@ def test_what_is_submitted_runs_although_nobody_came_back(any_lab: Lab, tmp_path
     ("body", "calls"),
     [
         (ACCEPTED, 2),
-        # The controller takes it a second after the client gave up.
+        # The controller accepts it a second after the client gave up.
         ('(sleep 1; $real "$@") </dev/null >/dev/null 2>&1 &\n{no}', 2),
-        # Two jobs of one name: the caller before us tried twice.
+        # Two jobs with one name: a wrapper called sbatch twice.
         ('$real "$@" >/dev/null; $real "$@" >/dev/null\n{no}', 2),
-        # It was not taken at all; only after a while of silence it is sent again.
+        # The controller did not accept it; after the grace period it is submitted again.
         ('[ $n -le 1 ] || exec $real "$@"\n{no}', 3),
     ],
     ids=["accepted", "accepted-late", "accepted-twice", "not-accepted"],
 )
 def test_sbatch_that_reports_a_time_out(study: Study, tmp_path: Path, body: str, calls: int) -> None:
-    """The queue is asked for the name before anything is sent again: one job a run, whatever sbatch said."""
+    """Before an array is submitted again, squeue is searched for its name: one job per run, whatever sbatch printed."""
     study.path = [fake_sbatch(tmp_path / "bin", body.format(no=f'echo "{TIMED_OUT}" >&2; exit 1'))]
 
-    def a_moment() -> None:
+    def shorten_grace() -> None:
         from orchestrator.backends.slurm import executor
 
         executor.ADOPTION_GRACE_S, executor.ADOPTION_POLL_S = 4.0, 0.3
 
-    study.run("submit", expect=None, before=a_moment)
-    study.run("submit", before=a_moment)
-    assert_each_is_there_once(study)
+    study.run("submit", expect=None, before=shorten_grace)
+    study.run("submit", before=shorten_grace)
+    assert_each_submitted_once(study)
     assert len((tmp_path / "bin" / "calls").read_text().split()) == calls
 
 
 def test_sbatch_that_kills_its_caller(study: Study, tmp_path: Path) -> None:
-    """The job is in the queue and nobody has read its number."""
+    """The job is in the queue, and no process has read its id."""
     study.path = [fake_sbatch(tmp_path / "bin", '$real "$@" >/dev/null; kill -9 $PPID')]
     assert study.run("submit", expect=None).exit_code == -signal.SIGKILL
     study.path = []
-    assert number_sent(study.run("submit", before=quick_to_decide)) == 0
-    assert_each_is_there_once(study)
+    assert num_submitted(study.run("submit", before=quick_to_decide)) == 0
+    assert_each_submitted_once(study)
 
 
-def test_a_refused_array_leaves_the_others_alone(study: Study, tmp_path: Path) -> None:
-    """The middle one of three is refused: exit 3, Slurm's words in the store, the rest is queued; it can be sent."""
+def test_a_rejected_array_does_not_affect_the_others(study: Study, tmp_path: Path) -> None:
+    """Slurm rejects the second of three: exit 3, its message in the store, the others queue; it can be resubmitted."""
     six = '[matrix]\nhardware = ["a100:1"]\nseed = [0, 1, 2, 3, 4, 5]\n'
     study.write(six, top="array_index_max = 1", partition="closed")
-    study.path = [fake_sbatch(tmp_path / "bin", f'[ $n != 2 ] || {{ echo "{REFUSED}" >&2; exit 1; }}\nexec $real "$@"')]
+    study.path = [
+        fake_sbatch(tmp_path / "bin", f'[ $n != 2 ] || {{ echo "{REJECTION}" >&2; exit 1; }}\nexec $real "$@"')
+    ]
     done = study.run("submit", expect=3)
-    assert number_sent(done) == 4
-    assert REFUSED in done.stderr and "time_limit against the queue's max_time" in done.stderr
+    assert num_submitted(done) == 4
+    assert REJECTION in done.stderr and "time_limit against the queue's max_time" in done.stderr
     rows = study.status()
     assert [row["state"] for row in rows] == ["pending"] * 2 + ["failed"] * 2 + ["pending"] * 2
-    assert {(row["reason"], row["message"]) for row in rows[2:4]} == {("refused", REFUSED)}
+    assert {(row["reason"], row["message"]) for row in rows[2:4]} == {("rejected", REJECTION)}
     assert len(study.queued()) == 4
-    assert number_sent(study.run("submit")) == 2
-    assert_each_is_there_once(study, 6)
+    assert num_submitted(study.run("submit")) == 2
+    assert_each_submitted_once(study, 6)
 
 
 @both
-def test_what_does_not_fit_waits_for_the_next_submit(study: Study) -> None:
-    """Arrays no longer than the site allows, indices from 0 in each, and no more jobs than one user may have."""
+def test_the_backlog_waits_for_the_next_submit(study: Study) -> None:
+    """Arrays are no longer than the site allows, indices start at 0 in each, and the submit limit is kept."""
     study.write(
         '[matrix]\nhardware = ["a100:1"]\nseed = [0, 1, 2, 3, 4, 5, 6]\n',
         top="array_index_max = 1\nmax_submit = 5\narray_parallel = 1",
         partition="closed",
     )
     done = study.run("submit")
-    assert number_sent(done) == 5 and "2 stay planned, as the site's limit is reached" in done.stdout
-    assert number_sent(study.run("submit")) == 0
+    assert num_submitted(done) == 5 and "2 stay planned, as the site's limit is reached" in done.stdout
+    assert num_submitted(study.run("submit")) == 0
     tasks = study.queued()
     assert sorted(task.partition("_")[2] for task in tasks) == ["0", "0", "0", "1", "1"]
     throttles = study.lab.command("scontrol", "show", "job", tasks[0].partition("_")[0])
     assert "ArrayTaskThrottle=1" in throttles
     study.lab.command("scancel", *tasks[:2])
     study.until(lambda rows: sum(row["state"] == "cancelled" for row in rows) == 2)
-    assert number_sent(study.run("submit")) == 2
+    assert num_submitted(study.run("submit")) == 2
     assert len([row for row in study.status() if row["state"] == "pending"]) == 5
 
 
 @both
-def test_a_job_around_submit_leaves_no_trace(study: Study) -> None:
-    """SLURM_* and SBATCH_* of the caller decide nothing, and that is said."""
+def test_a_job_around_submit_has_no_effect(study: Study) -> None:
+    """SLURM_* and SBATCH_* of the caller are not passed on, and a message says so."""
 
     def in_a_job() -> None:
         os.environ |= {"SBATCH_PARTITION": "htc", "SLURM_JOB_ID": "1", "SLURM_NTASKS": "7", "SBATCH_JOB_NAME": "mine"}
@@ -183,41 +185,41 @@ def test_a_job_around_submit_leaves_no_trace(study: Study) -> None:
     assert "not passed on to sbatch: SBATCH_JOB_NAME, SBATCH_PARTITION, SLURM_JOB_ID, SLURM_NTASKS" in done.stderr
     shown = study.lab.command("scontrol", "--oneliner", "show", "job", study.queued()[0])
     assert "Partition=closed" in shown and "JobName=orc-" in shown and "NumTasks=1 " in shown
-    assert_each_is_there_once(study)
+    assert_each_submitted_once(study)
 
 
-def test_retry_says_when_the_plan_is_another_one_than_what_was_sent(study: Study) -> None:
-    """An edited cluster file, and a plan made from it; retry sends what was sent, submit what is planned."""
+def test_retry_reports_a_changed_plan(study: Study) -> None:
+    """An edited cluster file and a plan made from it: retry repeats the old submission, submit uses the plan."""
 
-    def take_out() -> None:
+    def cancel_all() -> None:
         study.lab.command("scancel", *study.queued())
         study.until(lambda rows: {row["state"] for row in rows} == {"cancelled"})
 
     study.run("submit")
-    take_out()
+    cancel_all()
     assert "note:" not in study.run("retry", "--failed").stderr
-    take_out()
+    cancel_all()
     study.write(FOUR_RUNS, top='prologue = ["true"]', partition="closed")
     said = study.run("retry", "--failed").stderr
     assert "note: the cluster file has changed since the last plan; retry keeps their time limit" in said
-    take_out()
+    cancel_all()
     study.run("plan")
     said = study.run("retry", "--failed").stderr
     assert "note: the plan of cnn-probe-a100x1-s0 and 3 more has changed since the last submit" in said
-    take_out()
+    cancel_all()
     study.run("submit")
     script = max((study.runs / "jobs").glob("*/*_submission.sh"), key=lambda path: path.stat().st_mtime_ns)
     assert "\ntrue\n" in script.read_text()
 
 
-def test_a_second_working_copy_learns_of_the_first_ones_jobs(study: Study, tmp_path: Path) -> None:
-    """Two folders, one plan: which runs are queued already, and from where. Other jobs of ours say nothing."""
+def test_a_second_workspace_sees_the_jobs_of_the_first(study: Study, tmp_path: Path) -> None:
+    """Two folders, one plan: the second submit names the queued runs and their folder. Other jobs do not matter."""
     study.write(FOUR_RUNS.replace("seed = [0, 1]", "seed = [0, 2]"), partition="closed")
     assert "would run twice" not in study.run("submit").stderr
     second = Study(study.lab, tmp_path / "it's a copy")
     second.write(FOUR_RUNS, partition="closed")
     done = second.run("submit")
-    assert number_sent(done) == 4
+    assert num_submitted(done) == 4
     assert "note: 2 of these runs, such as cnn-probe-a" in done.stderr
     assert f"are queued from {study.runs} too, and would run twice" in done.stderr
     assert "cancel one, or share a folder with --runs" in done.stderr
@@ -226,8 +228,8 @@ def test_a_second_working_copy_learns_of_the_first_ones_jobs(study: Study, tmp_p
     second.forget()
 
 
-def test_what_waits_has_no_folder_yet(study: Study) -> None:
-    """The verbs answer all the same, a new store learns of it, and what is cancelled gets its folder."""
+def test_a_waiting_run_has_no_folder_yet(study: Study) -> None:
+    """The verbs work all the same, a new store gets the run, and a cancelled run gets its folder."""
     study.run("submit")
     sent = study.queued()
     assert not list(study.runs.glob("??/*"))
@@ -243,5 +245,5 @@ def test_what_waits_has_no_folder_yet(study: Study) -> None:
     rows = study.status()
     assert [row["state"] for row in rows] == ["cancelled"] + ["pending"] * 3
     assert sorted(row["job_id"] for row in rows) == sent
-    assert number_sent(study.run("retry", run_id)) == 1
-    assert_each_is_there_once(study)
+    assert num_submitted(study.run("retry", run_id)) == 1
+    assert_each_submitted_once(study)

@@ -52,15 +52,15 @@ strategy = ["ddp", "horovod"]
 
 @dataclass(frozen=True)
 class Learned:
-    """What a run ended with."""
+    """Weights and losses of a run."""
 
     model: dict[str, Any]
     losses: list[float]
-    """Of each step, then of the test."""
+    """Losses of each step, then of the test."""
     result: Any
 
     def distance(self, other: Learned) -> float:
-        """The largest absolute difference of any parameter, running statistic or loss."""
+        """Return the largest absolute difference of any parameter, running statistic or loss."""
         assert self.model.keys() == other.model.keys() and len(self.losses) == len(other.losses)
         tensors = max(float((self.model[k].double() - other.model[k].double()).abs().max()) for k in self.model)
         return max(tensors, *(abs(a - b) for a, b in zip(self.losses, other.losses, strict=True)))
@@ -80,7 +80,7 @@ def events(attempt: AttemptDir, kind: str, rank: int = 0) -> list[dict[str, Any]
 
 @pytest.fixture(scope="module")
 def study(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
-    """Both runs, sent by plan and submit; each has two of the four nodes."""
+    """Both runs, after plan and submit; each has two of the four nodes."""
     made = Study(lab, tmp_path_factory.mktemp("two") / "study")
     made.write("", defaults=EXPERIMENT)
     with (made.folder / "cluster.toml").open("a") as file:
@@ -93,7 +93,7 @@ def study(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]
 
 @pytest.fixture(scope="module")
 def runs(study: Study, one_machine: Learned) -> dict[str, RunDir]:
-    """Strategy -> its run on two nodes, ended well."""
+    """Strategy -> its run on two nodes, which succeeded."""
     rows = study.until_ended()
     assert [row["state"] for row in rows] == ["succeeded"] * 2, rows
     directories = [RunDir.of(study.runs, row["run_id"]) for row in rows]
@@ -102,10 +102,10 @@ def runs(study: Study, one_machine: Learned) -> dict[str, RunDir]:
 
 @pytest.fixture(scope="module")
 def one_machine(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Learned:
-    """The same ddp run by four ranks of this machine, that no scheduler started; Slurm's runs go on meanwhile."""
+    """The same ddp run by four ranks of this machine, without Slurm; its runs go on meanwhile."""
     launcher = Launcher()
     try:
-        # Of what is sent: a run that waits has no folder.
+        # The spec of the submitted array: a waiting run has no folder.
         arrays = study.runs.glob("jobs/orc-*/specs.json")
         (spec,) = (spec for path in arrays for spec in unpack_specs(path.read_bytes()) if spec.train.strategy == "ddp")
         train = spec.train.to_json() | {"hardware": "cpu:4"}
@@ -132,7 +132,7 @@ def test_horovod_under_srun_gives_the_weights_of_ddp(runs: dict[str, RunDir], on
 
 
 def assert_on_two_nodes(run: RunDir, found: Learned) -> None:
-    """Four tasks of a Slurm step, two a node; otherwise the same weights would prove nothing."""
+    """Assert that the run had four tasks of one Slurm step, two per node: else equal weights would prove nothing."""
     attempt = run.attempt(1)
     (world,) = events(attempt, "world")
     assert (world["world_size"], world["nodes"], world["launcher"]) == (4, 2, "slurm")
