@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from orchestrator.cli.submit_report import combine
 from orchestrator.planning.plan import Plan
 from orchestrator.submission.submitter import SubmitResult
 from orchestrator.tracking.tracker import RunStatus
@@ -16,6 +15,15 @@ from workloads.contract import State
 
 SUBMIT_FRACTION = 0.25
 """Submit the backlog when this share of the site's limit is free, so that arrays are few and large."""
+
+
+def combine(earlier: SubmitResult, later: SubmitResult) -> SubmitResult:
+    """Return the result of two submits of one plan: what both submitted, and what the later one left."""
+    return replace(
+        later,
+        submitted=[*earlier.submitted, *later.submitted],
+        resumed=[*earlier.resumed, *later.resumed],
+    )
 
 
 class Backlog:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import typer
 
@@ -18,15 +17,6 @@ with lazy_imports(__name__):
     from orchestrator.cli import backlog as backlogs
     from orchestrator.cli import monitor
     from orchestrator.submission import submitter
-
-
-def combine(earlier: submitter.SubmitResult, later: submitter.SubmitResult) -> submitter.SubmitResult:
-    """Return the result of two submits of one plan: what both submitted, and what the later one left."""
-    return replace(
-        later,
-        submitted=[*earlier.submitted, *later.submitted],
-        resumed=[*earlier.resumed, *later.resumed],
-    )
 
 
 def describe(result: submitter.SubmitResult, target: str = "") -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from db import connect, submissions
+from orchestrator.backends.base import Attempt
 from orchestrator.backends.slurm.executor import REJECTION_HINT
 from orchestrator.cluster import sample_scripts
 from orchestrator.cluster.profile import ClusterProfile
@@ -144,7 +145,7 @@ class _Session:
         for target in {record.target for record in records}:
             executor = tracker.find_executor(target, self.files.runs)
             if executor is not None:
-                executor.cancel([(self._attempt(r.run_id), r.token or "") for r in records if r.target == target])
+                executor.cancel([Attempt.of(self.files.runs, r) for r in records if r.target == target])
         return statuses
 
     def _attempt(self, run_id: str) -> AttemptDir:

@@ -140,7 +140,7 @@ class _Submission:
         if plan.cluster is not None:
             labels = {run.cell.run_id: run.cell.label for run in plan.to_submit(stale=self.stale)}
             _report_duplicates(self.workspace, labels)
-        return plan, submit_report.combine(first, self.submit(plan, snapshot=first.snapshot))
+        return plan, backlogs.combine(first, self.submit(plan, snapshot=first.snapshot))
 
     def _submit_canaries(self, *, recover: bool) -> submitter.SubmitResult:
         """Submit one run of each resource shape, and wait until one of every shape has succeeded.
@@ -157,7 +157,7 @@ class _Submission:
             chosen = canaries.choose_canaries(plan, stale=self.stale)
             if chosen.to_submit:
                 more = self.submit(plan, [run.cell.run_id for run in chosen.to_submit], result.snapshot)
-                result = submit_report.combine(result, more)
+                result = backlogs.combine(result, more)
                 if more.backlog:
                     raise OperationError(
                         f"the site's limit leaves no room for {counted(len(more.backlog), 'canary', 'canaries')} now",
