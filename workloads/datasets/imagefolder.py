@@ -100,16 +100,13 @@ def _check(root: Path | None, name: str) -> list[Problem]:
         if found is not None and found.summary.signature != listing.signature:
             found.require_all(listing)
     except OrchestrateError as error:
-        return [Problem(where=error.where or name, what=_sentence(error), fix=error.hint)]
+        what = f"{error.what} ({error.why})" if error.why else error.what
+        return [Problem(where=error.where or name, what=what, fix=error.hint)]
     return [
         Problem(where=str(listing.folder / entry.path), what="empty file", fix="put a whole copy in its place")
         for entry in listing.entries
         if not entry.size
     ]
-
-
-def _sentence(error: OrchestrateError) -> str:
-    return f"{error.what} ({error.why})" if error.why else error.what
 
 
 def _digest(root: Path | None, name: str) -> str:

@@ -127,17 +127,9 @@ def unreadable(path: Path, error: Exception) -> DatasetError:
     """Return the error for an image file that Pillow cannot read, or does not read because of its size."""
     from PIL import Image
 
+    hint = "put a whole copy of the file in its place, or delete it and the data set's .orchestrate-cache"
+    what = "cannot read this image"
     # Pillow raises this above twice Image.MAX_IMAGE_PIXELS ("Decompression bomb" in its reference of Image.open).
     if isinstance(error, Image.DecompressionBombError):
-        return DatasetError(
-            "this image is larger than Pillow's limit",
-            where=str(path),
-            why=str(error),
-            hint="make the image smaller; models see far fewer pixels",
-        )
-    return DatasetError(
-        "cannot read this image",
-        where=str(path),
-        why=str(error) or type(error).__name__,
-        hint="put a whole copy of the file in its place, or delete it and the data set's .orchestrate-cache",
-    )
+        what, hint = "this image is larger than Pillow's limit", "make the image smaller; models see far fewer pixels"
+    return DatasetError(what, where=str(path), why=str(error) or type(error).__name__, hint=hint)
