@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -48,6 +47,9 @@ _ENDING_S = 10.0
 """How long after its result a run's processes may still be ending, if there is no exit.json."""
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8,16}")
 """Temporary files of ``workloads.files.json_file.write_bytes`` and ``workloads.engines.checkpoint.save``."""
+
+
+_SYMLINK = "a symbolic link, whose target may belong to somebody else"
 
 
 class KeepCheckpoints(StrEnum):
@@ -103,6 +105,13 @@ class CleanReport:
     num_live: int = 0
     """Live runs, which keep everything."""
 
+    def add(self, kind: ItemKind, run_id: str, paths: Iterable[Path]) -> None:
+        for path in paths:
+            if path.is_symlink():
+                self.kept.append((path, _SYMLINK))
+            else:
+                self.items.append(Item(kind, run_id, path, size_bytes(path)))
+
 
 def find(runs: Path, records: Mapping[str, RunRecord], needed: Collection[str], policy: CleanPolicy) -> CleanReport:
     """Find what a policy allows to delete.
@@ -125,13 +134,18 @@ def find(runs: Path, records: Mapping[str, RunRecord], needed: Collection[str], 
             selected.append(run)
     best = _best(selected) if policy.checkpoints is KeepCheckpoints.BEST else set()
     for run in selected:
+        checkpoints = run.checkpoint.parent
         keep = policy.checkpoints is KeepCheckpoints.LAST or run.run_id in best
-        _add(found, run.run_id, _checkpoint_files(run, keep=keep))
-        _add(found, run.run_id, _leftovers(run))
+        if checkpoints.is_symlink() or (not keep and checkpoints.is_dir()):
+            found.add(ItemKind.CHECKPOINT, run.run_id, [checkpoints])
+        else:
+            found.add(ItemKind.LEFTOVER, run.run_id, _leftovers(checkpoints))
+        for folder in (run.path, *(attempt.path for attempt in run.attempts())):
+            found.add(ItemKind.LEFTOVER, run.run_id, _leftovers(folder))
         if policy.logs:
-            _add(found, run.run_id, _logs(runs, run))
-    _add(found, "", ((ItemKind.SNAPSHOT, path) for path in snapshot.find_unneeded(runs, needed)))
-    _add(found, "", ((ItemKind.LEFTOVER, path) for path in sorted((runs / TRASH).glob("*"))))
+            found.add(ItemKind.LOG, run.run_id, _logs(runs, run))
+    found.add(ItemKind.SNAPSHOT, "", snapshot.find_unneeded(runs, needed))
+    found.add(ItemKind.LEFTOVER, "", sorted((runs / TRASH).glob("*")))
     return found
 
 
@@ -180,30 +194,18 @@ def needed_snapshots(store: Store, runs: Path) -> set[str]:
     return found - {""}
 
 
-def _add(found: CleanReport, run_id: str, places: Iterator[tuple[ItemKind, Path]]) -> None:
-    for kind, path in places:
-        if path.is_symlink():
-            found.kept.append((path, "a symbolic link, whose target may belong to somebody else"))
-        else:
-            found.items.append(Item(kind, run_id, path, size_bytes(path)))
-
-
 def size_bytes(path: Path) -> int:
     """Return the size of a file, or of all files below a folder; a link counts as itself."""
-    total = 0
     with contextlib.suppress(OSError):
-        total = path.lstat().st_size if not path.is_dir() or path.is_symlink() else 0
-        if path.is_dir() and not path.is_symlink():
-            with os.scandir(path) as entries:
-                total = sum(size_bytes(Path(entry.path)) for entry in entries)
-    return total
+        return sum(p.lstat().st_size for p in (path, *path.rglob("*")) if p.is_symlink() or not p.is_dir())
+    return 0
 
 
 def _why_kept(run: RunDir) -> str:
     """Return why a run keeps everything whatever the store says; empty if it does not."""
     for path in (run.path.parent, run.path, run.path / "attempts"):
         if path.is_symlink():
-            return f"{path.name} is a symbolic link, whose target may belong to somebody else"
+            return f"{path.name} is {_SYMLINK}"
     attempts = run.attempts()
     ended = _ended_at(attempts[-1]) if attempts else None
     if ended is None:
@@ -238,40 +240,26 @@ def _best(selected: Collection[RunDir]) -> set[str]:
     return {min(group)[1] for group in groups.values()}
 
 
-def _checkpoint_files(run: RunDir, *, keep: bool) -> Iterator[tuple[ItemKind, Path]]:
-    folder = run.checkpoint.parent
-    if folder.is_symlink() or (not keep and folder.is_dir()):
-        yield ItemKind.CHECKPOINT, folder
-    elif folder.is_dir():
-        for path in sorted(folder.iterdir()):
-            if path.name.endswith(".damaged") or _is_leftover(path):
-                yield ItemKind.LEFTOVER, path
+def _leftovers(folder: Path) -> Iterator[Path]:
+    """Yield files of killed processes: damaged checkpoints, and temporary files that are old."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        with contextlib.suppress(OSError):
+            is_old = time.time() - path.lstat().st_mtime > LEFTOVER_AGE_S
+            if path.name.endswith(".damaged") or (is_old and _TEMPORARY.fullmatch(path.name)):
+                yield path
 
 
-def _leftovers(run: RunDir) -> Iterator[tuple[ItemKind, Path]]:
-    for folder in (run.path, *(attempt.path for attempt in run.attempts())):
-        yield from ((ItemKind.LEFTOVER, path) for path in sorted(folder.iterdir()) if _is_leftover(path))
-
-
-def _is_leftover(path: Path) -> bool:
-    with contextlib.suppress(OSError):
-        old = time.time() - path.lstat().st_mtime > LEFTOVER_AGE_S
-        return old and bool(_TEMPORARY.fullmatch(path.name))
-    return False
-
-
-def _logs(runs: Path, run: RunDir) -> Iterator[tuple[ItemKind, Path]]:
+def _logs(runs: Path, run: RunDir) -> Iterator[Path]:
     """Yield logs of ranks and submitit's pickles; files that claim the start of an attempt stay."""
+    jobs = jobs_folder(runs)
     for attempt in run.attempts():
         for pattern in ("job/*.out", "job/*.err", "job/*.pkl", "job/*.sh", "hang.*.txt"):
-            yield from ((ItemKind.LOG, path) for path in sorted(attempt.path.glob(pattern)))
+            yield from sorted(attempt.path.glob(pattern))
         job_id = _slurm_task_id(attempt)
-        if job_id and not (jobs_folder(runs)).is_symlink():
-            array = jobs_folder(runs) / job_id.partition("_")[0]
-            yield from ((ItemKind.LOG, path) for path in sorted(array.glob(f"{job_id}_*")) if not array.is_symlink())
-            script = jobs_folder(runs) / f"slurm-{job_id}.out"
-            if script.exists():
-                yield ItemKind.LOG, script
+        if job_id and not jobs.is_symlink():
+            array = jobs / job_id.partition("_")[0]
+            yield from () if array.is_symlink() else sorted(array.glob(f"{job_id}_*"))
+            yield from (path for path in [jobs / f"slurm-{job_id}.out"] if path.exists())
 
 
 def _slurm_task_id(attempt: AttemptDir) -> str:

@@ -124,13 +124,7 @@ def failure_of(state: State, reason: str) -> FailureClass | None:
         return FailureClass.DEVICE_MEMORY if reason == "device_memory" else FailureClass.HOST_MEMORY
     if state is State.FAILED and reason not in NOT_ACCEPTED:
         return FailureClass.PROGRAM_ERROR
-    return {
-        State.TIMEOUT: FailureClass.TIMEOUT,
-        State.NODE_FAIL: FailureClass.NODE_FAIL,
-        State.PREEMPTED: FailureClass.PREEMPTED,
-        State.WRONG_HARDWARE: FailureClass.WRONG_HARDWARE,
-        State.LOST: FailureClass.LOST,
-    }.get(state)
+    return FailureClass(state.value) if state.value in list(FailureClass) else None
 
 
 def decide(history: Sequence[PastAttempt], policy: Recovery, limits: ResourceLimits, *, retries: int = 0) -> Decision:

@@ -88,8 +88,10 @@ def partition(lab: Lab, name: str, nodes: str) -> Iterator[None]:
 
 
 def test_the_queue_that_starts_first_is_chosen_when_it_is_wanted(lab: Lab, tmp_path: Path) -> None:
-    """The script stays as planned; the other queue is an option of sbatch and recorded with its estimated start. Without
-    --queue earliest the runs wait in the script's queue."""
+    """The script stays as planned; the other queue is an option of sbatch and recorded with its estimated start.
+
+    Without --queue earliest the runs wait in the script's queue.
+    """
     study = Study(lab, tmp_path / "study")
     study.write('[matrix]\nhardware = ["a100:2"]\nseed = [0, 1]\n')
     config = (study.folder / "cluster.toml").read_text()

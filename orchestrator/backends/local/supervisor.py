@@ -258,10 +258,12 @@ class _Supervisor:
             if code != 0 and now - at >= PEER_GRACE_S:
                 why = f"rank {rank} {describe_exit(code)}, so the others were stopped"
                 return Status(State.FAILED, "program_error", why)
-            is_done = read_object_or_empty(self._directory.progress(rank)).get("phase") == "done"
-            if code == 0 and now - at >= EARLY_EXIT_S and not is_done:
+            if code == 0 and now - at >= EARLY_EXIT_S and not self._is_done(rank):
                 return Status(State.FAILED, "rank_left", f"rank {rank} exited while the others were running")
         return None
+
+    def _is_done(self, rank: int) -> bool:
+        return read_object_or_empty(self._directory.progress(rank)).get("phase") == "done"
 
     def _time_limit(self) -> Status | None:
         limit_s = self._spec.execution.time_limit_s
