@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import cli
+from orchestrator.backends.processes import Answer
 from orchestrator.backends.slurm import commands, queue_choice
-from orchestrator.backends.slurm.commands import Answer
 from orchestrator.backends.slurm.records import QueuePair
 from orchestrator.cluster import cluster_file, resources, sample_scripts
 

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import pytest
 
+from orchestrator.backends.processes import Answer
 from orchestrator.backends.slurm import commands, query
 from orchestrator.backends.slurm.array_job import SbatchOutcome, outcome_of, parse_job_id
-from orchestrator.backends.slurm.commands import Answer
 from orchestrator.backends.slurm.states import Phase
 from tests.unit.slurm_fakes import Fakes
 from workloads.files.json_file import write_json

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.base import UNREACHABLE, Attempt, Request, Status
+from orchestrator.backends.processes import Answer
 from orchestrator.backends.slurm import commands, query
-from orchestrator.backends.slurm.commands import Answer
 from orchestrator.backends.slurm.executor import SlurmExecutor
 from orchestrator.backends.slurm.status import ABSENCE_GRACE_S, FINISH_GRACE_S
 from orchestrator.cli import submit_report

@@ -14,8 +14,8 @@ from submitit.core.utils import DelayedSubmission
 from submitit.slurm.slurm import SlurmExecutor as SubmititExecutor
 from submitit.slurm.slurm import SlurmJob
 
+from orchestrator.backends.processes import Answer
 from orchestrator.backends.slurm import commands
-from orchestrator.backends.slurm.commands import Answer
 
 _CONNECTION_LOST = re.compile(
     r"timed out|time.?out|send/recv|Unable to contact|[Cc]onnect(ion)? (failure|refused|reset)|Communication|"

@@ -34,6 +34,7 @@ from orchestrator.backends.base import (
     Request,
     Status,
 )
+from orchestrator.backends.processes import Answer
 from orchestrator.backends.slurm import commands, query, queue_choice
 from orchestrator.backends.slurm.observe import SlurmObserver
 from orchestrator.backends.slurm.query import ArrayReport, SlurmReport
@@ -360,7 +361,7 @@ def _accepted(record: ArrayRecord) -> list[Receipt]:
     ]
 
 
-def _rejected(chunk: Sequence[Request], answer: commands.Answer) -> list[Receipt]:
+def _rejected(chunk: Sequence[Request], answer: Answer) -> list[Receipt]:
     """Return the receipts of a rejected array: planned if it may be accepted later or elsewhere, else failed."""
     message = answer.text or f"sbatch ended with exit code {answer.exit_code} and no message"
     planned = UNREACHABLE if _NO_CONTROLLER.search(message) else SUBMIT_LIMIT if _SUBMIT_LIMIT.search(message) else ""
