@@ -55,11 +55,15 @@ class Option:
 
     name: str
     """Ends with its unit, as in ``bucket_cap_mb``."""
-    type: type[bool] | type[int] | type[float] | type[str] | type[tuple[int, ...]]
     default: OptionValue
+    """Its type is the option's type."""
     summary: str
     choices: tuple[str, ...] = ()
     minimum: float | None = None
+
+    @property
+    def type(self) -> Any:
+        return type(self.default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +73,12 @@ class StrategyDeclaration:
     name: str
     summary: str
     """One sentence for ``--help`` and the docs' table."""
-    framework: str
+    framework: str = "torch"
     """``torch``, ``tensorflow`` or :data:`NO_FRAMEWORK`: which engine runs it."""
     topology: Callable[[Options], Topology]
     splits_batch: bool
     """Whether each rank takes its own part of the global batch (data parallel) or all ranks see the whole batch."""
-    packages: tuple[str, ...]
+    packages: tuple[str, ...] = ("torch",)
     """Distributions the job's interpreter must have, as ``importlib.metadata`` names them; ``one|other`` is either."""
     options: tuple[Option, ...] = ()
     batch_norm_treatment: str
@@ -158,7 +162,7 @@ class StrategyDeclaration:
 
 
 def _smallest_part(samples: int, parts: int) -> int:
-    """Samples in the last part that ``torch.chunk`` makes; the others have equal sizes, few samples make fewer parts."""
+    """Return the samples in the last part of ``torch.chunk``; the others are equal, and few samples make fewer."""
     size = -(-samples // parts)
     return samples - size * (-(-samples // size) - 1) if samples else 0
 

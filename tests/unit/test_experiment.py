@@ -46,13 +46,11 @@ def with_pipeline() -> Plugins:
     """The installed plug-ins and a strategy that has options of every type."""
     installed = Plugins.installed()
     options = (
-        Option(name="balance", type=tuple[int, ...], default=(), minimum=1, summary=""),
-        Option(name="chunks", type=int, default=4, minimum=1, summary=""),
-        Option(
-            name="checkpoint", type=str, default="except_last", choices=("always", "never", "except_last"), summary=""
-        ),
-        Option(name="ratio", type=float, default=0.5, minimum=0, summary=""),
-        Option(name="deferred", type=bool, default=False, summary=""),
+        Option(name="balance", default=(), minimum=1, summary=""),
+        Option(name="chunks", default=4, minimum=1, summary=""),
+        Option(name="checkpoint", default="except_last", choices=("always", "never", "except_last"), summary=""),
+        Option(name="ratio", default=0.5, minimum=0, summary=""),
+        Option(name="deferred", default=False, summary=""),
     )
     gpipe = dataclasses.replace(installed.strategies["eager"], name="gpipe", options=options)
     return Plugins({**installed.strategies, "gpipe": gpipe}, installed.models, installed.datasets)

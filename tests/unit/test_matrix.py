@@ -564,7 +564,7 @@ def fake_strategy(**changes: object) -> Plugins:
 
 def test_a_strategy_sees_its_defaults_and_the_options_given() -> None:
     """torchgpipe's number of GPUs is the length of ``balance``: a reason may depend on options."""
-    balance = Option(name="balance", type=tuple[int, ...], default=(1, 1), summary="")
+    balance = Option(name="balance", default=(1, 1), summary="")
     plugins = fake_strategy(
         options=(balance,),
         unsupported_hardware=lambda hardware, options: (

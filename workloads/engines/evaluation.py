@@ -23,25 +23,29 @@ class Evaluation:
     """``class_name``, ``precision``, ``recall``, ``f1`` (None where undefined) and ``support``, in labels."""
 
 
-def from_counts(
-    class_names: tuple[str, ...], samples: int, loss_sum: float, rows: Sequence[Sequence[float]], num_test: int
-) -> Evaluation:
+def num_counts(class_names: tuple[str, ...]) -> int:
+    """Return how many numbers :func:`from_counts` takes."""
+    return 2 + 3 * len(class_names)
+
+
+def from_counts(class_names: tuple[str, ...], counts: Sequence[float], num_test: int) -> Evaluation:
     """Compute the figures from counts over all ranks.
 
     Args:
-        loss_sum: summed over labels, of which an image has one and a sequence one at each position.
-        rows: correct, predicted and true labels, each by class.
+        counts: samples; loss summed over labels, of which an image has one and a sequence one at each position; then by
+            class correct, predicted and true labels.
         num_test: samples in the test set.
 
     Raises:
         JobError: the number of counted samples differs from ``num_test``.
     """
+    samples, loss_sum, n = round(counts[0]), counts[1], len(class_names)
     if samples != num_test:
         raise JobError(
             f"evaluation counted {samples} test samples of {num_test}",
             why="a strategy or loader counted a sample twice or not at all",
         )
-    correct, predicted, true = rows
+    correct, predicted, true = (counts[2 + row * n : 2 + (row + 1) * n] for row in range(3))
     per_class = [_class_figures(*row) for row in zip(class_names, correct, predicted, true, strict=True)]
     return Evaluation(loss_sum / sum(true), sum(correct) / sum(true), samples, per_class)
 

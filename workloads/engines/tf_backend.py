@@ -70,10 +70,7 @@ class KerasBackend:
         for batch in self._loader.test():
             total = total + self._traced_count(batch.pixels, batch.labels)
             between_batches()
-        samples, loss_sum, *flat = total.numpy().tolist()
-        n = self._classes
-        rows = [flat[i * n : (i + 1) * n] for i in range(3)]
-        return evaluation.from_counts(self._class_names, round(samples), loss_sum, rows, self.num_test)
+        return evaluation.from_counts(self._class_names, total.numpy().tolist(), self.num_test)
 
     def settle(self) -> float:
         if self._devices[0].startswith("/GPU"):

@@ -48,11 +48,7 @@ class Training:
     """
 
     def __init__(
-        self,
-        job: Job,
-        backend: Backend,
-        prepare: Callable[[Any], None] | None = None,
-        gpus: Sequence[str] = (),
+        self, job: Job, backend: Backend, prepare: Callable[[Any], None] | None = None, gpus: Sequence[str] = ()
     ) -> None:
         self._job = job
         self._prepare_steps = prepare
@@ -198,11 +194,7 @@ class Training:
     def _add_steps(self, steps: timing.StepTimes) -> None:
         self._tally.take(steps)
         self._job.events.write(
-            "steps",
-            epoch=self._epoch + 1,
-            first_step=steps.first_step,
-            step_time_s=steps.times_s,
-            loss=steps.losses,
+            "steps", epoch=self._epoch + 1, first_step=steps.first_step, step_time_s=steps.times_s, loss=steps.losses
         )
 
     def _evaluate(self) -> dict[str, Any]:

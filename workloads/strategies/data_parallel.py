@@ -46,14 +46,12 @@ def _unsupported_hardware(hardware: Hardware, _options: Options) -> str:
 DECLARATION = StrategyDeclaration(
     name="data_parallel",
     summary="nn.DataParallel: one process that copies the model to all its GPUs in every step. GPUs only.",
-    framework="torch",
     topology=lambda _options: Topology.ONE_PROCESS,
     unsupported_hardware=_unsupported_hardware,
     unsupported_compile=lambda _how, _options: (
         "nn.DataParallel copies the model in every step, and compiled code and CUDA graphs belong to one copy"
     ),
     splits_batch=True,
-    packages=("torch",),
     batch_norm_treatment="per_gpu",
     create=lambda: DataParallel,
 )

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.contract import Topology
 from workloads.registry import Option, Options, StrategyDeclaration
 from workloads.strategies.shared.compiled_steps import CAPTURED, side_stream
+from workloads.strategies.shared.protocol import Task
 from workloads.strategies.shared.torch_strategy import ReplicaStrategy
-
-if TYPE_CHECKING:
-    from workloads.strategies.shared.protocol import Task
 
 GRAPH_WARMUP_STEPS = 11
 """Torch's note "CUDA semantics: usage with DistributedDataParallel" asks for 11 steps before capture; DDP collects
@@ -72,34 +70,23 @@ def _unsupported_compile(how: str, options: Options) -> str:
 DECLARATION = StrategyDeclaration(
     name="ddp",
     summary="DistributedDataParallel: one process per device, each with its part of the batch, gradients all-reduced.",
-    framework="torch",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
     unsupported_compile=_unsupported_compile,
     splits_batch=True,
-    packages=("torch",),
     options=(
-        Option(
-            name="bucket_cap_mb",
-            type=int,
-            default=25,
-            minimum=1,
-            summary="Gradients are all-reduced in buckets this large",
-        ),
+        Option(name="bucket_cap_mb", default=25, minimum=1, summary="Gradients are all-reduced in buckets this large"),
         Option(
             name="gradient_as_bucket_view",
-            type=bool,
             default=True,
             summary="Gradients live inside the buckets, which saves a copy and their memory",
         ),
         Option(
             name="static_graph",
-            type=bool,
             default=False,
             summary="Promise that every step uses the same parameters in the same order",
         ),
         Option(
             name="gradient_compression",
-            type=str,
             default="none",
             choices=("none", "bf16", "fp16"),
             summary="Send gradients as they are, or rounded to 16 bits",

@@ -183,7 +183,6 @@ def _unsupported_training(train: Mapping[str, Any], _options: Options) -> str:
 DECLARATION = StrategyDeclaration(
     name="deepspeed",
     summary="DeepSpeed's ZeRO: one process per device; optimizer state, gradients and parameters sharded, by stage.",
-    framework="torch",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
     unsupported_hardware=_unsupported_hardware,
     unsupported_training=_unsupported_training,
@@ -195,15 +194,13 @@ DECLARATION = StrategyDeclaration(
     options=(
         Option(
             name="stage",
-            type=int,
             default=2,
             minimum=1,
             summary="1 shards the optimizer state, 2 also gradients, 3 also parameters",
         ),
-        Option(name="overlap_comm", type=bool, default=False, summary="Send gradients while the backward pass goes on"),
+        Option(name="overlap_comm", default=False, summary="Send gradients while the backward pass goes on"),
         Option(
             name="bucket_elements",
-            type=int,
             default=500_000_000,
             minimum=1,
             summary="Gradients are reduced in buckets of so many elements",

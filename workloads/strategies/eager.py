@@ -10,12 +10,10 @@ from workloads.strategies.shared.torch_strategy import TorchStrategy
 DECLARATION = StrategyDeclaration(
     name="eager",
     summary="Plain PyTorch on one device: the baseline, and the definition of correct.",
-    framework="torch",
     topology=lambda _options: Topology.ONE_PROCESS,
     unsupported_hardware=lambda hardware, _options: limits.one_device("eager", hardware),
     unsupported_compile=lambda _how, _options: "",
     splits_batch=False,
-    packages=("torch",),
     batch_norm_treatment="whole_batch",
     create=lambda: TorchStrategy,
 )

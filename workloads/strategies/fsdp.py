@@ -199,37 +199,31 @@ def _unsupported_batch_norm(options: Options) -> str:
 DECLARATION = StrategyDeclaration(
     name="fsdp",
     summary="FSDP2: one process per device; parameters, gradients and optimizer state sharded, gathered when needed.",
-    framework="torch",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
     unsupported_training=_unsupported_training,
     unsupported_compile=_unsupported_compile,
     unsupported_batch_norm=_unsupported_batch_norm,
     splits_batch=True,
-    packages=("torch",),
     options=(
         Option(
             name="wrap",
-            type=str,
             default="blocks",
             choices=("blocks", "model"),
             summary="What is gathered at a time: a block of the model, or all of it",
         ),
         Option(
             name="min_unit_parameters",
-            type=int,
             default=SMALLEST_UNIT,
             minimum=0,
             summary="Layers with fewer parameters are gathered with the rest",
         ),
         Option(
             name="reshard",
-            type=bool,
             default=True,
             summary="Give gathered parameters up after the forward pass and gather them again for the backward pass",
         ),
         Option(
             name="mixed_precision",
-            type=str,
             default="autocast",
             choices=("autocast", "cast"),
             summary='With precision "bf16": autocast as other strategies do, or gather and use parameters in bf16',

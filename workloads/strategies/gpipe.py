@@ -123,7 +123,6 @@ def _unsupported_hardware(hardware: Hardware, options: Options) -> str:
 DECLARATION = StrategyDeclaration(
     name="gpipe",
     summary="torchgpipe: one process, the model's layers spread over devices, micro-batches streaming through them.",
-    framework="torch",
     topology=lambda _options: Topology.ONE_PROCESS,
     unsupported_hardware=_unsupported_hardware,
     unsupported_layers=lambda layers, hardware, options: partition.unsupported_layers(
@@ -140,7 +139,6 @@ DECLARATION = StrategyDeclaration(
         partition.CHUNKS,
         Option(
             name="checkpoint",
-            type=str,
             default="except_last",
             choices=("always", "except_last", "never"),
             summary="Of which micro-batches activations are computed again in the backward pass",
@@ -149,14 +147,12 @@ DECLARATION = StrategyDeclaration(
         partition.balance_by_option("time"),
         Option(
             name="segments",
-            type=int,
             default=0,
             minimum=0,
             summary="Group layers to so many segments of equal cost first, which balance counts then; 0 does not",
         ),
         Option(
             name="deferred_batch_norm",
-            type=bool,
             default=True,
             summary="Move running statistics once a batch and not once a micro-batch",
         ),

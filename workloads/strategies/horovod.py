@@ -11,17 +11,15 @@ import importlib
 import os
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.contract import Topology
 from workloads.errors import JobError
 from workloads.job import rendezvous
+from workloads.job.world import World
 from workloads.registry import Option, Options, StrategyDeclaration
+from workloads.strategies.shared.protocol import Task
 from workloads.strategies.shared.torch_strategy import ReplicaStrategy
-
-if TYPE_CHECKING:
-    from workloads.job.world import World
-    from workloads.strategies.shared.protocol import Task
 
 START_TIMEOUT_S = 300
 """Horovod's default is 30 s, too short where ranks import from a busy file system."""
@@ -142,7 +140,6 @@ def _unsupported_training(train: Any, _options: Options) -> str:
 DECLARATION = StrategyDeclaration(
     name="horovod",
     summary="Horovod: one process per device, each with its part of the batch, gradients averaged by Horovod.",
-    framework="torch",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
     unsupported_training=_unsupported_training,
     unsupported_compile=_unsupported_compile,
@@ -151,21 +148,15 @@ DECLARATION = StrategyDeclaration(
     options=(
         Option(
             name="compression",
-            type=str,
             default="none",
             choices=("none", "fp16"),
             summary="Send gradients as they are, or in half precision",
         ),
         Option(
-            name="fusion_threshold_mb",
-            type=int,
-            default=128,
-            minimum=0,
-            summary="Gradients are sent together up to this size",
+            name="fusion_threshold_mb", default=128, minimum=0, summary="Gradients are sent together up to this size"
         ),
         Option(
             name="cycle_time_ms",
-            type=float,
             default=1.0,
             minimum=0.0,
             summary="How long Horovod's thread waits for more gradients to send together",

@@ -79,14 +79,10 @@ class LocalSgd(TorchStrategy):
 DECLARATION = StrategyDeclaration(
     name="local_sgd",
     summary="One replica per device that trains alone; parameters are averaged every period steps.",
-    framework="torch",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
     unsupported_compile=lambda _how, _options: "",
     splits_batch=True,
-    packages=("torch",),
-    options=(
-        Option(name="period", type=int, default=8, minimum=1, summary="Steps between two averages of the replicas"),
-    ),
+    options=(Option(name="period", default=8, minimum=1, summary="Steps between two averages of the replicas"),),
     batch_norm_treatment="per_rank",
     contract_options=({"period": 1},),
     equal_under=("sgd",),

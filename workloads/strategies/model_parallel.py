@@ -63,7 +63,6 @@ def _unsupported_compile(how: str, _options: Options) -> str:
 DECLARATION = StrategyDeclaration(
     name="model_parallel",
     summary="The model in two parts on two devices, which take turns: saves memory, costs time.",
-    framework="torch",
     topology=lambda _options: Topology.ONE_PROCESS,
     unsupported_hardware=lambda hardware, options: (
         partition.unsupported_on_two_devices("model_parallel", hardware, options)
@@ -73,7 +72,6 @@ DECLARATION = StrategyDeclaration(
     unsupported_compile=_unsupported_compile,
     needs_layers=True,
     splits_batch=False,
-    packages=("torch",),
     options=(
         partition.balance_option("Layers on each of the two devices; [] shares them out"),
         partition.balance_by_option("size"),

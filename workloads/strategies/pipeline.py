@@ -262,7 +262,6 @@ def _unsupported_training(train: Any, _options: Options) -> str:
 DECLARATION = StrategyDeclaration(
     name="pipeline",
     summary="torch.distributed.pipelining: one process per device with a stage of the model; four schedules.",
-    framework="torch",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
     unsupported_hardware=_unsupported_hardware,
     unsupported_layers=lambda layers, hardware, options: partition.unsupported_layers(
@@ -274,11 +273,9 @@ DECLARATION = StrategyDeclaration(
     splits_batch=False,
     micro_batches=lambda options: int(options["chunks"]),  # type: ignore[arg-type]
     equal_micro_batches=True,
-    packages=("torch",),
     options=(
         Option(
             name="schedule",
-            type=str,
             default="1f1b",
             choices=tuple(STAGES_PER_RANK),
             summary="In which order stages work on micro-batches; interleaved and zero_bubble have two stages a device",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.contract import Topology
 from workloads.registry import TENSORFLOW, StrategyDeclaration
 from workloads.strategies.shared import limits
-
-if TYPE_CHECKING:
-    from workloads.strategies.shared.keras_protocol import KerasTask
+from workloads.strategies.shared.keras_protocol import KerasTask
 
 
 class TfEager:

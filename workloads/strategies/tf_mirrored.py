@@ -6,15 +6,13 @@ before an evaluation or a checkpoint, as in ``ddp``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.contract import Hardware, Topology
 from workloads.registry import TENSORFLOW, Option, Options, StrategyDeclaration
 from workloads.strategies.shared import limits
+from workloads.strategies.shared.keras_protocol import KerasTask
 from workloads.strategies.tf_eager import TfEager
-
-if TYPE_CHECKING:
-    from workloads.strategies.shared.keras_protocol import KerasTask
 
 
 class TfMirrored(TfEager):
@@ -55,7 +53,6 @@ DECLARATION = StrategyDeclaration(
     options=(
         Option(
             name="all_reduce",
-            type=str,
             default="auto",
             choices=("auto", "nccl", "hierarchical_copy", "one_device"),
             summary="How gradients are summed; auto is NCCL for GPUs, and one device for CPUs",

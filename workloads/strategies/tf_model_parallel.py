@@ -6,15 +6,13 @@ It is ``model_parallel`` in TensorFlow, with the same option ``balance`` over as
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.contract import Topology
 from workloads.errors import InputError
 from workloads.registry import TENSORFLOW, StrategyDeclaration
 from workloads.strategies.shared import limits, partition
-
-if TYPE_CHECKING:
-    from workloads.strategies.shared.keras_protocol import KerasTask
+from workloads.strategies.shared.keras_protocol import KerasTask
 
 
 class TfModelParallel:

@@ -124,12 +124,10 @@ class _CapturedStep:
         with side_stream(task.device), _learning_rate_on_device(optimizer, self._rate):
             for _ in range(warmup_steps):
                 step(model, self._batch)
-        torch.cuda.synchronize(task.device)
         # The captured backward pass must allocate the gradients in the graph's own memory pool.
         optimizer.zero_grad(set_to_none=True)
-        self._graph = torch.cuda.CUDAGraph()
-        with _learning_rate_on_device(optimizer, self._rate, capturing=True), capture(self._graph, task.device):
-            self._loss = step(model, self._batch)
+        with _learning_rate_on_device(optimizer, self._rate, capturing=True):
+            self._loss, _, self._graph = capture_work(lambda: step(model, self._batch), task.device)
 
     def replay(self, batch: Batch) -> Tensor:
         """Run the step for another batch of the same shape at the optimizer's current learning rate."""
@@ -138,7 +136,8 @@ class _CapturedStep:
         self._rate.fill_(self._optimizer.param_groups[0]["lr"])
         self._graph.replay()
         # The next replay overwrites the loss, which is read many steps later.
-        return self._loss.clone()
+        loss: Tensor = self._loss.clone()
+        return loss
 
     def close(self) -> None:
         self._graph.reset()
@@ -178,16 +177,26 @@ def side_stream(device: torch.device) -> Iterator[None]:
     current.wait_stream(side)
 
 
-def capture(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = None) -> Any:
-    """Return a context whose work is captured in ``graph`` instead of run.
+def capture_work(
+    work: Callable[[], Any], device: torch.device, pool: Any = None
+) -> tuple[Any, Callable[[], None], Any]:
+    """Capture work as a CUDA graph instead of running it.
 
     Args:
+        work: run on the side stream before, so that libraries have chosen kernels and allocated workspaces.
         pool: memory pool of a graph that is always replayed before this one.
+
+    Returns:
+        What ``work`` returns, in memory that each replay overwrites; the graph's replay; and the graph.
     """
     import torch
 
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
     # The default mode, "global", makes cudaMalloc in any thread an error, such as in the loader's.
-    return torch.cuda.graph(graph, pool=pool, stream=_capture_stream(device), capture_error_mode="thread_local")
+    with torch.cuda.graph(graph, pool=pool, stream=_capture_stream(device), capture_error_mode="thread_local"):
+        output = work()
+    return output, graph.replay, graph
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from workloads.contract import Hardware
 from workloads.errors import InputError
 from workloads.registry import Option, Options
-from workloads.strategies.shared.compiled_steps import CAPTURED, capture, side_stream
+from workloads.strategies.shared.compiled_steps import CAPTURED, capture_work, side_stream
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 REPEATS = 3
 """Measurements of a layer, of which the shortest counts: disturbances only ever make it longer."""
 
-CHUNKS = Option(name="chunks", type=int, default=4, minimum=1, summary="Micro-batches a batch")
+CHUNKS = Option(name="chunks", default=4, minimum=1, summary="Micro-batches a batch")
 
 TWO_PARTS = 2
 
 
 def balance_option(summary: str) -> Option:
     """Return the option ``balance``: how many layers, or segments, each part has."""
-    return Option(name="balance", type=tuple[int, ...], default=(), minimum=1, summary=summary)
+    return Option(name="balance", default=(), minimum=1, summary=summary)
 
 
 def balance_by_option(default: str) -> Option:
@@ -37,7 +37,6 @@ def balance_by_option(default: str) -> Option:
     words = {"time": "measured time", "size": "number of parameters"}
     return Option(
         name="balance_by",
-        type=str,
         default=default,
         choices=(default, other),
         summary=f"Layers are shared out by {words[default]} or by {words[other]}",
@@ -188,12 +187,6 @@ class _Trial:
 
     def captured(self) -> Callable[[], None]:
         """Return the replay of the same work as a CUDA graph."""
-        import torch
-
         with side_stream(self._task.device):
             self.work()
-        torch.cuda.synchronize(self._task.device)
-        graph = torch.cuda.CUDAGraph()
-        with capture(graph, self._task.device):
-            self.work()
-        return graph.replay
+        return capture_work(self.work, self._task.device)[1]

@@ -131,11 +131,9 @@ class _Replay(torch.autograd.Function):
 
 def _capture_on(device: torch.device) -> Capture:
     def capture(work: Work, pool: list[Any]) -> tuple[Tensor | None, Callable[[], None]]:
-        graph = torch.cuda.CUDAGraph()
-        with compiled_steps.capture(graph, device, pool[0] if pool else None):
-            output = work()
+        output, replay, graph = compiled_steps.capture_work(work, device, pool[0] if pool else None)
         pool[:] = [graph.pool()]
-        return output, graph.replay
+        return output, replay
 
     return capture
 
@@ -147,4 +145,3 @@ def warm_up(stage: Stage, wire: Tensor) -> None:
         for _ in range(compiled_steps.WARMUP_STEPS):
             output = stage(torch.zeros_like(wire, requires_grad=wire.requires_grad))
             output.backward(torch.zeros_like(output))
-    torch.cuda.synchronize(device)
