@@ -66,5 +66,9 @@ class Hardware:
         """GPUs over all nodes; 0 on CPU."""
         return 0 if self.is_cpu else self.devices
 
+    def __hash__(self) -> int:
+        # A plan looks up tens of thousands; Python caches the hash of a str, not that of a dataclass.
+        return hash(self.text)
+
     def __str__(self) -> str:
         return self.text

@@ -48,7 +48,7 @@ def test_one_run_of_each_shape_goes_first(planned: Lab, monkeypatch: pytest.Monk
     monkeypatch.setenv("ORCHESTRATE_LAB_TODO", '{"sleep": 0.3}')
     code, stdout, stderr = planned.run("submit", "--local", "--canary", "--max-gpu-hours", "1.4")
     assert (code, stdout) == (2, "") and not planned.starts()
-    assert "this may use 1.5 GPU-hours, and --max-gpu-hours is 1.4: nothing was sent" in stderr
+    assert "the plan may use 1.5 GPU-hours and --max-gpu-hours is 1.4: nothing was submitted" in stderr
     code, stdout, stderr = planned.run("submit", "--local", "--canary", "--max-gpu-hours", "1.5", "--wait")
     assert code == 0, stderr
     assert stdout == "6 runs submitted to local (2 canaries among them)\n"

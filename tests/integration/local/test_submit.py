@@ -245,7 +245,7 @@ def without_root(action: Callable[[], object]) -> str:
             "",
             "OperationError: RUNS: cannot write to the runs folder\n  why: it is read-only\n  fix: chmod u+w",
         ),
-        (0o755, 0, "new", "OperationError: RUNS/new: cannot make the runs folder: Permission denied"),
+        (0o755, 0, "new", "OperationError: RUNS/new: cannot create the runs folder: Permission denied"),
         (0o700, 65534, "", "nothing was raised"),
         (0o700, 65534, "new", "nothing was raised"),
     ],
