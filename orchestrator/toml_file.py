@@ -16,6 +16,8 @@ from workloads.contract import INT64
 
 KeyPath = tuple[str | int, ...]
 """Keys and list indices from the top of a document down to a value."""
+Problem = tuple[KeyPath, str, str]
+"""(place, what, hint)"""
 
 
 class TomlTable(BaseModel):
@@ -41,29 +43,26 @@ class TomlError(ValueError):
 
 
 def decode(content: bytes) -> str:
-    """The text of a file: UTF-8 with or without a byte order mark, lines ended the Unix or the Windows way.
-
-    Raises:
-        TomlError: the bytes are not UTF-8.
-    """
+    """The text of a file in UTF-8, with or without a byte order mark; raises TomlError for other bytes."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        byte = content[error.start]
-        raise TomlError(f"line {line}", f"byte 0x{byte:02x} is not UTF-8", "save the file as UTF-8") from error
+        line = content.count(b"\n", 0, error.start) + 1
+        what = f"byte 0x{content[error.start]:02x} is not UTF-8"
+        raise TomlError(f"line {line}", what, "save the file as UTF-8") from error
 
 
 MAX_DEPTH = 100
 """Levels of tables and lists: no file of ours has more than ten."""
 
 
-def parse(text: str) -> dict[str, Any]:
+def parse(content: str | bytes) -> dict[str, Any]:
     """Parse a document whose depth and numbers are bounded, so that messages can show any value of it.
 
     Raises:
-        TomlError: the text is not TOML, is nested too deeply, or has a number of more than 64 bits.
+        TomlError: the content is not TOML in UTF-8, is nested too deeply, or has a number of more than 64 bits.
     """
+    text = content if isinstance(content, str) else decode(content)
     try:
         document = tomllib.loads(text)
     except RecursionError as error:
@@ -146,8 +145,8 @@ def invalid(what: str, hint: str = "") -> PydanticCustomError:
     return invalid_values([((), what, hint)])
 
 
-def invalid_values(mistakes: Sequence[tuple[KeyPath, str, str]]) -> PydanticCustomError:
-    """Make the error that a validator raises for several values, each (place below its own, what, hint)."""
+def invalid_values(mistakes: Sequence[Problem]) -> PydanticCustomError:
+    """Make the error that a validator raises for several values; places are below its own."""
     return PydanticCustomError("mistakes", "{count} mistakes", {"count": len(mistakes), "mistakes": list(mistakes)})
 
 
@@ -163,24 +162,30 @@ def quantity(parse: Callable[[object], int]) -> PlainValidator:
     return PlainValidator(check)
 
 
-def mistakes(error: ValidationError, document: Any, where: str, unknown: Callable[[KeyPath], str]) -> list[Mistake]:
+def mistakes(
+    error: ValidationError, document: Any, where: str, unknown: Callable[[KeyPath], str], above: KeyPath = ()
+) -> list[Mistake]:
     """Turn every error of a validation into a mistake with its place in the file.
 
     Args:
         error: of pydantic.
         document: the parsed file, to tell a single value from a list of one.
         where: name of the file in messages.
-        unknown: gives the hint for an unknown key at a place.
+        unknown: gives the hint for an unknown key at a place below ``above``.
+        above: place of the validated table.
     """
     return [
-        Mistake(": ".join(filter(None, [where, locate(place, document)])), what, hint)
-        for details in error.errors(include_url=False)
-        for place, what, hint in explain(details, unknown)
+        Mistake(": ".join(filter(None, [where, locate((*above, *place), document)])), what, hint)
+        for place, what, hint in explain(error, unknown)
     ]
 
 
-def explain(details: ErrorDetails, unknown: Callable[[KeyPath], str]) -> list[tuple[KeyPath, str, str]]:
-    """Translate one pydantic error to (place, what, hint); several where :func:`invalid_values` made it."""
+def explain(error: ValidationError, unknown: Callable[[KeyPath], str]) -> list[Problem]:
+    """Translate the errors of a validation."""
+    return [problem for details in error.errors(include_url=False) for problem in _explain(details, unknown)]
+
+
+def _explain(details: ErrorDetails, unknown: Callable[[KeyPath], str]) -> list[Problem]:
     place: KeyPath = details["loc"]
     context = details.get("ctx", {})
     kind = details["type"]

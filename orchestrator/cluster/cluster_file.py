@@ -10,28 +10,29 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from orchestrator import toml_file
 from orchestrator.cluster.profile import ClusterProfile, ClusterQueue, CpuNodes, GpuNodes
 from orchestrator.cluster.value_types import expand
 from orchestrator.errors import ClusterError, InputError, Mistake
 from orchestrator.plugins import nearest
 from orchestrator.shipped_files import toml_files
-from orchestrator.toml_file import KeyPath, TomlError, decode, explain, locate, parse, show
+from orchestrator.toml_file import KeyPath, TomlError, TomlTable, show
 
 __all__ = ["ClusterProfile", "choose", "load", "parse_file", "shipped"]
 
 DEFAULT_FILE = "cluster.toml"
 
 
-def parse_file(text: str, where: str) -> dict[str, ClusterProfile]:
+def parse_file(content: str | bytes, where: str) -> dict[str, ClusterProfile]:
     """Read every profile of a cluster file, by name.
 
     Raises:
         ClusterError: the file has errors; it holds all of them.
     """
     try:
-        document = parse(text)
+        document = toml_file.parse(content)
     except TomlError as error:
         raise ClusterError([Mistake(f"{where}: {error.where}", error.what, error.hint)]) from error
     found = [
@@ -46,9 +47,8 @@ def parse_file(text: str, where: str) -> dict[str, ClusterProfile]:
     for name, table in tables.items():
         place = f"{where}: cluster.{name}"
         if name == "local" or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-            found.append(
-                Mistake(place, f"{show(name)} cannot name a cluster", 'use A-Z, a-z, 0-9, _ and -; not "local"')
-            )
+            hint = 'use A-Z, a-z, 0-9, _ and -; not "local"'
+            found.append(Mistake(place, f"{show(name)} cannot name a cluster", hint))
         elif not isinstance(table, dict):
             found.append(Mistake(place, f"{show(table)} is not a table", f"write [cluster.{name}]"))
         elif "name" in table:
@@ -57,11 +57,7 @@ def parse_file(text: str, where: str) -> dict[str, ClusterProfile]:
             try:
                 profiles[name] = _profile(name, table)
             except ValidationError as error:
-                found += [
-                    Mistake(f"{where}: {locate(('cluster', name, *below), document)}", what, hint)
-                    for details in error.errors(include_url=False)
-                    for below, what, hint in explain(details, _unknown_key)
-                ]
+                found += toml_file.mistakes(error, document, where, _unknown_key, ("cluster", name))
     if found:
         raise ClusterError(found)
     return profiles
@@ -77,13 +73,8 @@ def _profile(name: str, table: dict[str, Any]) -> ClusterProfile:
 
 def _unknown_key(place: KeyPath) -> str:
     """Suggest what the writer of an unknown key meant."""
-    table: type[BaseModel] = ClusterProfile
-    if "queue" in place:
-        table = ClusterQueue
-    elif place[0] == "gpu":
-        table = GpuNodes
-    elif place[0] == "cpu":
-        table = CpuNodes
+    tables: dict[str | int, type[TomlTable]] = {"gpu": GpuNodes, "cpu": CpuNodes}
+    table = ClusterQueue if "queue" in place else tables.get(place[0], ClusterProfile)
     keys = [field.alias or key for key, field in table.model_fields.items() if key != "name"]
     word = str(place[-1])
     return nearest(word, keys) or f"the keys here are: {', '.join([k for k in keys if word in k] or keys)}"
@@ -98,7 +89,7 @@ def shipped_for(hosts: Iterable[str]) -> str:
     """Name of the shipped profile whose host pattern matches one of a machine's names; empty where none does."""
     for name, text in shipped().items():
         # Profiles of other sites are not validated: they may name files and variables that exist there only.
-        pattern = parse(text)["cluster"][name].get("hostname_pattern", "")
+        pattern = toml_file.parse(text)["cluster"][name].get("hostname_pattern", "")
         if pattern and any(re.search(pattern, host) for host in hosts):
             return name
     return ""
@@ -120,7 +111,11 @@ def load(path_or_name: str | Path, *, hostname: str | None = None) -> ClusterPro
     file, wanted = (Path(path), name) if colon and not Path(given).exists() else (Path(given), "")
     file = file.expanduser()
     if file.is_file():
-        profiles = _read(file)
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise InputError(f"cannot read the cluster file: {error.strerror}", where=str(file)) from error
+        profiles = parse_file(content, str(file))
     elif given in shipped():
         profiles = parse_file(shipped()[given], f"shipped profile {given}")
     else:
@@ -147,17 +142,6 @@ def load(path_or_name: str | Path, *, hostname: str | None = None) -> ClusterPro
             hint=f"name one: --cluster {given}:{next(iter(profiles))}",
         )
     return fitting[0]
-
-
-def _read(file: Path) -> dict[str, ClusterProfile]:
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read the cluster file: {error.strerror}", where=str(file)) from error
-    try:
-        return parse_file(decode(content), str(file))
-    except TomlError as error:
-        raise ClusterError([Mistake(f"{file}: {error.where}", error.what, error.hint)]) from error
 
 
 def choose(

@@ -6,8 +6,11 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from operator import itemgetter
 
+from orchestrator.cluster.profile import ClusterQueue
 from orchestrator.cluster.site_facts import Association, NodeGroup, Partition, Qos, SiteFacts
 from orchestrator.shipped_files import jinja_environment
 from orchestrator.units import format_time_limit
@@ -26,25 +29,6 @@ _SMALL_SHARE_MB = 8 * _GIB_MB
 """Shares below this are written in MiB."""
 _RANK_MEMORY_MB = 4 * _GIB_MB
 """Largest share of a rank without a GPU."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueLine:
-    """One ``queue`` of a table."""
-
-    partition: str
-    qos: str = ""
-    max_time_s: int = 0
-    max_nodes: int = 0
-    max_gpus: int = 0
-    max_cpus: int = 0
-    preemptable: bool = False
-
-    def items(self) -> list[str]:
-        """``key = value`` of all that is not a default."""
-        values = {key.removesuffix("_s"): value for key, value in asdict(self).items()}
-        values["max_time"] = format_time_limit(self.max_time_s) if self.max_time_s else ""
-        return [f"{key} = {_toml(value)}" for key, value in values.items() if value or key == "partition"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +51,7 @@ class NodeTable:
     vendor: str = "nvidia"
     uneven: bool = False
     """Whether its nodes differ in GPUs, cores or memory."""
-    queues: tuple[QueueLine, ...] = ()
+    queues: tuple[ClusterQueue, ...] = ()
 
 
 def account(site: SiteFacts) -> str:
@@ -84,20 +68,21 @@ def tables(site: SiteFacts) -> list[NodeTable]:
         for kind, _ in group.gres:
             by_kind.setdefault(_name(kind, group.features), []).append(group)
     made = [_gpu_table(site, *names, groups) for names, groups in by_kind.items()]
-    made.sort(key=lambda t: (t.mig, -t.nodes * t.gpus, t.kind))
+    distinct: dict[str, NodeTable] = {}
+    for table in sorted(made, key=lambda t: (t.mig, -t.nodes * t.gpus, t.kind)):
+        names = chain([table.kind], (f"{table.kind}-{number}" for number in count(2)))
+        kind = next(name for name in names if name not in distinct)
+        distinct[kind] = replace(table, kind=kind)
     plain = [group for group in usable if not group.gres] or usable
-    return [*_distinct(made), *([_cpu_table(site, plain)] if plain else [])]
+    return [*distinct.values(), *([_cpu_table(site, plain)] if plain else [])]
 
 
 def _usable(site: SiteFacts, group: NodeGroup) -> bool:
-    partition = site.partitions.get(group.partition)
-    if not group.up or group.cores < 1 or (partition and (not partition.up or partition.root_only)):
-        return False
+    partition = site.partitions.get(group.partition, Partition())
     mine = {a.account for a in site.accounts}
-    if partition is None or not mine:
-        return True
-    allowed = mine & set(partition.allow_accounts) if partition.allow_accounts else mine
-    return bool(allowed - set(partition.deny_accounts))
+    allowed = mine & (set(partition.allow_accounts) or mine) - set(partition.deny_accounts)
+    is_open = partition.up and not partition.root_only and (bool(allowed) or not mine)
+    return is_open and group.up and group.cores > 0
 
 
 def _name(kind: str, features: Sequence[str]) -> tuple[str, str, str]:
@@ -112,101 +97,71 @@ def _name(kind: str, features: Sequence[str]) -> tuple[str, str, str]:
 
 
 def _gpu_table(site: SiteFacts, kind: str, type_: str, constraint: str, groups: Sequence[NodeGroup]) -> NodeTable:
-    def number(group: NodeGroup) -> int:
-        return dict(group.gres)[type_]
-
-    most = max(groups, key=lambda g: (g.count, number(g)))
-    largest = max(map(number, groups))
-    shares = [(g.cores // number(g), int(g.memory_mb * _SHARED_MEMORY) // number(g)) for g in groups]
-    names = dict.fromkeys(g.partition for g in groups)
-    partitions = [site.partitions[n] for n in names if n in site.partitions]
+    gpus = {g: dict(g.gres)[type_] for g in groups}
+    most = max(groups, key=lambda g: (g.count, gpus[g]))
+    partitions = [site.partitions[g.partition] for g in groups if g.partition in site.partitions]
     return NodeTable(
         kind=kind,
         type=type_,
         constraint=constraint,
-        gpus=largest,
+        gpus=max(gpus.values()),
         cores=max(g.cores for g in groups),
         memory_mb=max(g.memory_mb for g in groups),
-        cores_per_gpu=max(1, min(cores for cores, _ in shares)),
-        memory_mb_per_gpu=min(memory for _, memory in shares),
+        cores_per_gpu=max(1, min(g.cores // gpus[g] for g in groups)),
+        memory_mb_per_gpu=min(int(g.memory_mb * _SHARED_MEMORY) // gpus[g] for g in groups),
         nodes=sum(g.count for g in groups if g.partition == most.partition),
         mig=bool(_SLICE.search(type_)),
         exclusive=bool(partitions) and all(p.exclusive for p in partitions),
         arch=site.arch.get(type_, "x86_64"),
         vendor="amd" if re.match(r"mi\d", kind) else "nvidia",
-        uneven=len({(number(g), g.cores, g.memory_mb) for g in groups}) > 1,
-        queues=_queues(site, list(names), groups),
+        uneven=len({(gpus[g], g.cores, g.memory_mb) for g in groups}) > 1,
+        queues=_queues(site, groups),
     )
 
 
 def _cpu_table(site: SiteFacts, groups: Sequence[NodeGroup]) -> NodeTable:
-    names = list(dict.fromkeys(g.partition for g in groups))
     return NodeTable(
         kind="cpu",
         cores=max(g.cores for g in groups),
         memory_mb=max(g.memory_mb for g in groups),
         memory_mb_per_gpu=min(int(g.memory_mb * _SHARED_MEMORY) // g.cores for g in groups),
-        queues=_queues(site, names, groups),
+        queues=_queues(site, groups),
     )
 
 
-def _distinct(made: Sequence[NodeTable]) -> list[NodeTable]:
-    """Number the types whose names in the file would be the same."""
-    seen: set[str] = set()
-    kept = []
-    for table in made:
-        name, number = table.kind, 2
-        while name in seen:
-            name, number = f"{table.kind}-{number}", number + 1
-        seen.add(name)
-        kept.append(replace(table, kind=name))
-    return kept
-
-
-def _queues(site: SiteFacts, names: Sequence[str], groups: Sequence[NodeGroup]) -> tuple[QueueLine, ...]:
+def _queues(site: SiteFacts, groups: Sequence[NodeGroup]) -> tuple[ClusterQueue, ...]:
     """The queues that are open to this user: with the default QOS, then others, then preemptable ones."""
-    limits = {g.partition: g.max_time_s for g in groups}
-    mine = account(site)
-    found: list[tuple[tuple[bool, bool, bool, float], QueueLine]] = []
-    for name in names:
-        partition = site.partitions.get(name) or Partition(name=name, max_time_s=limits.get(name, 0))
-        possible = [a for a in site.accounts if a.account == mine and a.partition in {"", name}]
-        association = max(possible, key=lambda a: a.partition == name, default=None)
-        for qos in _open_qos(partition, association):
-            of_qos = site.qos.get(qos, Qos(name=qos))
-            of_all = site.qos.get(partition.qos, Qos(name=""))
-            caps = [partition.max_time_s, limits.get(name, 0), of_qos.max_time_s, of_all.max_time_s]
-            line = QueueLine(
+    found: list[tuple[tuple[bool, bool, bool, float], ClusterQueue]] = []
+    for name, nodes_max_time_s in {g.partition: g.max_time_s for g in groups}.items():
+        partition = site.partitions.get(name, Partition())
+        possible = [a for a in site.accounts if a.account == account(site) and a.partition in {"", name}]
+        association = max(possible, key=lambda a: a.partition == name, default=Association())
+        allowed = set(partition.allow_qos or association.qos) - set(partition.deny_qos)
+        # Slurm without accounting, or an account without QOS: jobs name none.
+        for qos in [q for q in association.qos if q in allowed] if association.qos else [""]:
+            limits = [partition, site.qos.get(qos, Qos()), site.qos.get(partition.qos, Qos())]
+            queue = ClusterQueue.model_construct(
                 partition=name,
                 qos=qos,
-                max_time_s=_least([*caps, association.max_time_s if association else 0]),
-                max_nodes=_least([partition.max_nodes, of_qos.max_nodes, of_all.max_nodes]),
-                max_gpus=_least([of_qos.max_gpus, of_all.max_gpus]),
-                max_cpus=_least([of_qos.max_cpus, of_all.max_cpus]),
+                max_time_s=_least([nodes_max_time_s, association.max_time_s, *(limit.max_time_s for limit in limits)]),
+                max_nodes=_least(limit.max_nodes for limit in limits),
+                max_gpus=_least(limit.max_gpus for limit in limits[1:]),
+                max_cpus=_least(limit.max_cpus for limit in limits[1:]),
                 preemptable=_preemptable(site, partition, qos),
             )
-            usual = not qos or association is None or qos == association.usual_qos
-            order = (line.preemptable, not usual, not partition.default, line.max_time_s or math.inf)
-            found.append((order, line))
-    return tuple(line for _, line in sorted(found, key=lambda pair: pair[0]))
-
-
-def _open_qos(partition: Partition, association: Association | None) -> list[str]:
-    """The QOS that an account may use in a partition; one empty name where Slurm reports none."""
-    if association is None or not association.qos:
-        return [""]
-    allowed = [q for q in association.qos if not partition.allow_qos or q in partition.allow_qos]
-    return [q for q in allowed if q not in partition.deny_qos]
+            usual = qos in {"", association.usual_qos}
+            order = (queue.preemptable, not usual, not partition.default, queue.max_time_s or math.inf)
+            found.append((order, queue))
+    return tuple(queue for _, queue in sorted(found, key=itemgetter(0)))
 
 
 def _preemptable(site: SiteFacts, partition: Partition, qos: str) -> bool:
-    if partition.preempt == "OFF" or site.preempt_mode == "OFF":
+    if "OFF" in {partition.preempt, site.preempt_mode}:
         return False
     if site.preempt_type == "qos":
         return any(qos in other.preempts for other in site.qos.values())
-    if site.preempt_type == "partition_prio":
-        return any(other.priority_tier > partition.priority_tier for other in site.partitions.values())
-    return False
+    is_lower = any(other.priority_tier > partition.priority_tier for other in site.partitions.values())
+    return site.preempt_type == "partition_prio" and is_lower
 
 
 def requeue(site: SiteFacts) -> str:
@@ -252,7 +207,7 @@ def text(site: SiteFacts, login: Login) -> str:
     """The cluster file."""
     domain = login.host.partition(".")[2]
     template = jinja_environment("clusters")
-    template.filters |= {"text": _toml, "share": _share, "key": _key}
+    template.filters |= {"text": _toml, "share": _share, "key": _key, "entries": _entries}
     return template.get_template("discovered.toml.j2").render(
         site=site,
         login=login,
@@ -273,6 +228,14 @@ def _toml(value: str | int) -> str:
 
 def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _entries(queue: ClusterQueue) -> str:
+    """Write ``key = value`` for all that is not a default."""
+    values = queue.model_dump(by_alias=True, exclude_defaults=True)
+    if queue.max_time_s:
+        values["max_time"] = format_time_limit(queue.max_time_s)
+    return ", ".join(f"{key} = {_toml(value)}" for key, value in values.items())
 
 
 def _share(mb: int) -> str:

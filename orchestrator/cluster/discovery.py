@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import reduce
 from pathlib import Path
 
 from orchestrator.cluster import cluster_file, cluster_file_writer, sample_scripts, site_facts
@@ -51,18 +52,19 @@ def compose(profile: str | None, run: Run, *, hosts: tuple[str, ...] | None = No
         OperationError: Slurm does not answer, or reports no nodes.
     """
     hosts = hosts or (socket.gethostname(), socket.getfqdn())
-    user = _user()
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError) as error:
+        raise InputError("this account has no user name on this machine", hint="set USER") from error
+    name = cluster_file.shipped_for(hosts) if profile is None else profile
+    if not name and profile is None:
+        return _from_slurm(run, user, hosts[-1])
     shipped = cluster_file.shipped()
-    if profile is not None:
-        if profile not in shipped:
-            hint = nearest(profile, shipped) or f"there are: {', '.join(shipped)}"
-            raise InputError(f"there is no shipped profile {json.dumps(profile)}", hint=hint)
-        return _from_shipped(profile, shipped[profile], run, user, f"the shipped profile {profile}")
-    if name := cluster_file.shipped_for(hosts):
-        return _from_shipped(
-            name, shipped[name], run, user, f"the shipped profile {name}, whose hosts match {hosts[-1]}"
-        )
-    return _from_slurm(run, user, hosts[-1])
+    if name not in shipped:
+        hint = nearest(name, shipped) or f"there are: {', '.join(shipped)}"
+        raise InputError(f"there is no shipped profile {json.dumps(name)}", hint=hint)
+    reason = f", whose hosts match {hosts[-1]}" if profile is None else ""
+    return _from_shipped(name, shipped[name], run, user, f"the shipped profile {name}{reason}")
 
 
 def _from_slurm(run: Run, user: str, host: str) -> NewClusterFile:
@@ -115,20 +117,14 @@ def _from_shipped(name: str, content: str, run: Run, user: str, origin: str) -> 
     answers, unanswered = site_facts.query(run, user, ("config", "user", "associations"))
     site = site_facts.parse(answers, unanswered)
     suffixes = {table.get("account_suffix", ""), *(t.get("account_suffix", "") for t in table.get("gpu", {}).values())}
-    mine = list(dict.fromkeys(_without(a.account, suffixes) for a in site.accounts))
-    chosen = _without(cluster_file_writer.account(site), suffixes)
+    mine = list(dict.fromkeys(reduce(str.removesuffix, suffixes, a.account) for a in site.accounts))
+    chosen = reduce(str.removesuffix, suffixes, cluster_file_writer.account(site))
     if not table.get("needs_account") and len(mine) < 2:
         return NewClusterFile(content, name, origin)
     comment = f"# Your accounts: {', '.join(mine)}." if mine else "# Required here; Slurm does not report yours."
     head = f"[cluster.{name}]\n"
     text = content.replace(head, f"{head}{comment}\naccount = {json.dumps(chosen)}\n", 1)
     return NewClusterFile(text, name, origin, () if chosen else ("account: this site requires one; set yours",))
-
-
-def _without(account: str, suffixes: set[str]) -> str:
-    for suffix in filter(None, suffixes):
-        account = account.removesuffix(suffix)
-    return account
 
 
 def slurm_bin(srun: str | None) -> str:
@@ -144,10 +140,3 @@ def scratch(user: str, environ: Mapping[str, str]) -> str:
         if path.startswith("/") and os.access(path, os.W_OK) and Path(path).is_dir():
             return "/".join("{user}" if part == user else part for part in path.rstrip("/").split("/"))
     return ""
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError) as error:
-        raise InputError("this account has no user name on this machine", hint="set USER") from error

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -53,7 +53,7 @@ from orchestrator.cluster.value_types import (
     one_of,
 )
 from orchestrator.plugins import nearest
-from orchestrator.toml_file import KeyPath, TomlTable, invalid_values, show
+from orchestrator.toml_file import KeyPath, Problem, TomlTable, invalid_values, show
 
 _KIND = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*", re.ASCII)
 _REMEDIES = {"export": 'write export = ""'} | {k: f'write {k} = "none"' for k in ("request", "cpus_by", "mem_style")}
@@ -65,18 +65,32 @@ class ClusterQueue(TomlTable):
     partition: Names = ""
     qos: Names = ""
     max_time_s: TimeLimit = Field(default=0, alias="max_time")
+    max_nodes: Count = 0
     max_gpus: Count = 0
     """Of a job, over all nodes."""
     max_cpus: Count = 0
     """Of a job, over all nodes."""
-    max_nodes: Count = 0
     preemptable: bool = False
 
     def __str__(self) -> str:
         return "/".join(filter(None, (self.partition, self.qos))) or "the default queue"
 
 
-class Nodes(TomlTable):
+class _Checked(TomlTable):
+    """A table whose keys constrain each other."""
+
+    def problems(self) -> Iterator[Problem]:
+        """Errors between the keys, at places below the table."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if found := list(self.problems()):
+            raise invalid_values(found)
+        return self
+
+
+class Nodes(_Checked):
     """Keys of CPU and GPU nodes."""
 
     node_cores: Count = 0
@@ -101,15 +115,11 @@ class CpuNodes(Nodes):
     cpus_per_rank: Positive = 1
     mem_per_rank_bytes: Memory | None = Field(default=None, alias="mem_per_rank")
 
-    @model_validator(mode="after")
-    def _possible(self) -> CpuNodes:
+    def problems(self) -> Iterator[Problem]:
         if self.cpus_by is CpusBy.GPU:
-            raise invalid_values(
-                [(("cpus_by",), '"gpu" has no meaning on nodes without GPUs', 'write "task" or "none"')]
-            )
+            yield ("cpus_by",), '"gpu" has no meaning on nodes without GPUs', 'write "task" or "none"'
         if self.mem_style is MemStyle.PER_GPU:
-            raise invalid_values([(("mem_style",), '"per_gpu" has no meaning on nodes without GPUs', 'write "node"')])
-        return self
+            yield ("mem_style",), '"per_gpu" has no meaning on nodes without GPUs', 'write "node"'
 
 
 class GpuNodes(Nodes):
@@ -137,20 +147,13 @@ class GpuNodes(Nodes):
         """GPUs that Slurm allocates on each node to a run that uses ``used``."""
         return self.node_gpus if self.request is GpuRequest.NONE or self.exclusive else max(used, self.ask_gpus)
 
-    @model_validator(mode="after")
-    def _possible(self) -> GpuNodes:
-        found: list[tuple[KeyPath, str, str]] = []
+    def problems(self) -> Iterator[Problem]:
         if self.ask_gpus > self.node_gpus:
-            found.append((("ask_gpus",), f"{self.ask_gpus} is more than node_gpus = {self.node_gpus}", ""))
+            yield ("ask_gpus",), f"{self.ask_gpus} is more than node_gpus = {self.node_gpus}", ""
         if self.ask_gpus and self.request is GpuRequest.GPUS_PER_TASK:
-            found.append(
-                (("ask_gpus",), "a whole node cannot be requested per task", 'write request = "gpus_per_node"')
-            )
+            yield ("ask_gpus",), "a whole node cannot be requested per task", 'write request = "gpus_per_node"'
         if self.mem_per_gpu_bytes == WHOLE_NODE and self.mem_style is not MemStyle.NODE:
-            found.append((("mem_per_gpu",), '"all" is the memory of a node', 'write mem_style = "node"'))
-        if found:
-            raise invalid_values(found)
-        return self
+            yield ("mem_per_gpu",), '"all" is the memory of a node', 'write mem_style = "node"'
 
 
 class Recovery(TomlTable):
@@ -168,7 +171,7 @@ class Recovery(TomlTable):
     """Of the memory, up to that of a node."""
 
 
-class ClusterProfile(TomlTable):
+class ClusterProfile(_Checked):
     """One ``[cluster.NAME]`` table."""
 
     name: str = Field(exclude=True)
@@ -214,9 +217,14 @@ class ClusterProfile(TomlTable):
         """Logical type of GPU: ``gpu`` (any) becomes the cluster's default type."""
         return (self.default_gpu or next(iter(self.gpu), kind)) if kind == "gpu" else kind
 
+    @property
+    def node_tables(self) -> dict[str, CpuNodes | GpuNodes]:
+        """All nodes by kind of hardware: the types of GPU in file order, then ``cpu``."""
+        return {**self.gpu, **({"cpu": self.cpu} if self.cpu else {})}
+
     def nodes(self, kind: str) -> CpuNodes | GpuNodes | None:
         """Nodes of a kind of hardware (``cpu``, ``gpu`` or a logical type); None where there are none."""
-        return self.cpu if kind == "cpu" else self.gpu.get(self.gpu_kind(kind))
+        return self.node_tables.get(self.gpu_kind(kind))
 
     def interpreter(self, kind: str) -> str:
         """Interpreter of jobs on these nodes."""
@@ -240,55 +248,34 @@ class ClusterProfile(TomlTable):
             content += Path(self.template).read_text(encoding="utf-8")
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    @model_validator(mode="after")
-    def _consistent(self) -> ClusterProfile:
-        found: list[tuple[KeyPath, str, str]] = []
-        if not self.gpu and self.cpu is None:
-            found.append(((), "no nodes: it has neither a gpu table nor a cpu table", "add [cluster.NAME.gpu.TYPE]"))
+    def problems(self) -> Iterator[Problem]:
+        if not self.node_tables:
+            yield (), "no nodes: it has neither a gpu table nor a cpu table", "add [cluster.NAME.gpu.TYPE]"
         if self.default_gpu and self.default_gpu not in self.gpu:
             hint = nearest(self.default_gpu, self.gpu) or f"there are: {', '.join(self.gpu) or 'none'}"
-            found.append((("default_gpu",), f"there is no gpu table {show(self.default_gpu)}", hint))
-        found += [
-            (("gpu", kind), f"{show(kind)} is not a kind of hardware", "letters, digits, _ . - ; neither cpu nor gpu")
-            for kind in self.gpu
-            if not _KIND.fullmatch(kind) or kind.lower() in {"cpu", "gpu"}
-        ]
-        forbidden = set(self.forbid)
-        found += [
-            (
-                place,
-                f"this key writes --{name}, which forbid lists",
-                _REMEDIES.get(str(place[-1]), "remove one of the two"),
-            )
-            for place, name in self._written_options()
-            if name in forbidden
-        ]
-        found += [
-            (("forbid", i), f"jobs need --{name}", "remove it")
-            for i, name in enumerate(self.forbid)
-            if name in INDISPENSABLE
-        ]
-        if found:
-            raise invalid_values(found)
-        return self
+            yield ("default_gpu",), f"there is no gpu table {show(self.default_gpu)}", hint
+        for kind in self.gpu:
+            if not _KIND.fullmatch(kind) or kind.lower() in {"cpu", "gpu"}:
+                hint = "letters, digits, _ . - ; neither cpu nor gpu"
+                yield ("gpu", kind), f"{show(kind)} is not a kind of hardware", hint
+        for place, name in self._written_options():
+            if name in self.forbid:
+                remedy = _REMEDIES.get(str(place[-1]), "remove one of the two")
+                yield place, f"this key writes --{name}, which forbid lists", remedy
+        for i, name in enumerate(self.forbid):
+            if name in INDISPENSABLE:
+                yield ("forbid", i), f"jobs need --{name}", "remove it"
 
     def _written_options(self) -> Iterator[tuple[KeyPath, str]]:
         """Each option that the profile writes into scripts, with the key that causes it."""
-        if self.export:
-            yield ("export",), "export"
-        if self.account:
-            yield ("account",), "account"
-        for name in self.extra:
-            yield ("extra", name), name
-        tables: list[tuple[KeyPath, Nodes]] = [(("gpu", kind), nodes) for kind, nodes in self.gpu.items()]
-        if self.cpu is not None:
-            tables.append((("cpu",), self.cpu))
-        for place, nodes in tables:
+        yield from (((key,), key) for key in ("export", "account") if getattr(self, key))
+        yield from ((("extra", name), name) for name in self.extra)
+        for kind, nodes in self.node_tables.items():
+            place = ("cpu",) if nodes is self.cpu else ("gpu", kind)
             options = {"cpus_by": nodes.cpus_by.directive, "mem_style": nodes.mem_style.directive}
             if isinstance(nodes, GpuNodes):
                 options["request"] = nodes.request.directive
-            options["constraint"] = "constraint" if nodes.constraint else ""
-            options["exclusive"] = "exclusive" if nodes.exclusive else ""
+            options |= {key: key for key in ("constraint", "exclusive") if getattr(nodes, key)}
             yield from (((*place, key), name) for key, name in options.items() if name)
             for i, queue in enumerate(nodes.queue):
                 yield from (((*place, "queue", i, key), key) for key in ("partition", "qos") if getattr(queue, key))

@@ -26,8 +26,7 @@ class NamedGpu(Protocol):
     """A GPU of a machine."""
 
     @property
-    def name(self) -> str:
-        """Such as ``NVIDIA A100-SXM4-80GB``."""
+    def name(self) -> str: ...
 
 
 class Devices(Protocol):
@@ -135,8 +134,9 @@ def _on_machine(machine: Devices, hardware: Hardware, shape: ResourceShape) -> R
 def _on_cluster(profile: ClusterProfile, hardware: Hardware, shape: ResourceShape) -> ResourceShape:
     nodes = profile.nodes(hardware.kind)
     if nodes is None:
-        known = ", ".join([*profile.gpu, *(["cpu"] if profile.cpu else [])])
-        raise _CannotRunError(f"cluster {profile.name} has no {hardware.kind}; it has: {known}")
+        raise _CannotRunError(
+            f"cluster {profile.name} has no {hardware.kind}; it has: {', '.join(profile.node_tables)}"
+        )
     _check_launcher(profile, shape)
     shape = replace(shape, target=profile.name)
     if isinstance(nodes, GpuNodes):
@@ -214,14 +214,11 @@ def _first_queue(profile: ClusterProfile, nodes: CpuNodes | GpuNodes, shape: Res
     """The first queue that accepts a job; a site without queues accepts every job."""
     if not nodes.queue:
         return ClusterQueue()
-    rejections = []
-    for queue in nodes.queue:
-        why = _rejection(queue, profile, shape)
-        if not why:
-            return queue
-        rejections.append(f"{queue} {why}")
+    if accepting := queues(profile, shape):
+        return accepting[0]
+    rejections = "; ".join(f"{queue} {_rejection(queue, profile, shape)}" for queue in nodes.queue)
     limit = format_time_limit(shape.time_limit_s)
-    raise _CannotRunError(f"no {shape.node_kind} queue accepts a job of {limit}: {'; '.join(rejections)}")
+    raise _CannotRunError(f"no {shape.node_kind} queue accepts a job of {limit}: {rejections}")
 
 
 def _rejection(queue: ClusterQueue, profile: ClusterProfile, shape: ResourceShape) -> str:

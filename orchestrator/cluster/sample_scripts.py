@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.cluster import job_script, resources
-from orchestrator.cluster.profile import ClusterProfile, ClusterQueue, GpuNodes
-from orchestrator.cluster.script_lint import Fault, options_in
+from orchestrator.cluster.profile import ClusterProfile, GpuNodes
+from orchestrator.cluster.script_lint import Fault
 from orchestrator.errors import InputError
-from orchestrator.units import QuantityError, format_time_limit, parse_time_limit
 from workloads import registry
 from workloads.contract import Execution, Hardware, ResourceShape, TrainConfig
 
@@ -38,9 +37,7 @@ class Sample:
 
 def samples(profile: ClusterProfile, *, runs: Path = Path("/runs")) -> Iterator[Sample]:
     """Two devices of each type on one node: for an hour, for each queue's limit, for longer than any queue allows."""
-    for kind in [*profile.gpu, *(["cpu"] if profile.cpu else [])]:
-        nodes = profile.nodes(kind)
-        assert nodes is not None
+    for kind, nodes in profile.node_tables.items():
         caps = {q.max_time_s for q in nodes.queue if q.max_time_s and (profile.allow_preemptable or not q.preemptable)}
         beyond = max(caps) + 60 if caps and all(q.max_time_s for q in nodes.queue) else 0
         for limit_s in sorted({min([_HOUR_S, *caps]), *caps, *([beyond] if beyond else [])}):
@@ -62,30 +59,7 @@ def sample(profile: ClusterProfile, hardware: str, time_limit_s: int, *, runs: P
         text = job_script.render(shape, profile, runs=runs, python=profile.python)
     except InputError as error:
         return Sample(hardware, time_limit_s, shape=shape, faults=[Fault(error.what, error.hint)])
-    faults = list(_time_faults(text, shape, profile))
-    return Sample(hardware, time_limit_s, shape=shape, text=text, faults=faults)
-
-
-def _time_faults(text: str, shape: ResourceShape, profile: ClusterProfile) -> Iterator[Fault]:
-    """Check the time limit of a script against the queue that it names."""
-    options: dict[str, str | bool] = {}
-    for line in text.split("\n"):
-        if line.startswith("#SBATCH"):
-            options |= dict(options_in(line.removeprefix("#SBATCH")))
-    nodes = profile.nodes(shape.node_kind)
-    queues = nodes.queue if nodes is not None else ()
-    pair = (options.get("partition", ""), options.get("qos", ""))
-    queue = next((q for q in queues if (q.partition, q.qos) == pair), None if queues else ClusterQueue())
-    if queue is None:
-        yield Fault(f"the script names {'/'.join(map(str, pair))}, which is not a queue of the profile")
-        return
-    try:
-        limit_s = parse_time_limit(options.get("time"))
-    except QuantityError as error:
-        yield Fault(f"--time: {error.what}", error.hint)
-        return
-    if queue.max_time_s and limit_s > queue.max_time_s:
-        yield Fault(f"{format_time_limit(limit_s)} is longer than the limit of {queue}")
+    return Sample(hardware, time_limit_s, shape=shape, text=text)
 
 
 def profile_faults(profile: ClusterProfile, *, runs: Path = Path("/runs")) -> list[Fault]:

@@ -160,8 +160,8 @@ def _option_faults(
         if name in OWNED_DIRECTIVES and planned.get(name) != value:
             option = f"--{name}" if value is True else f"--{name}={value}"
             yield Fault(f"{option} differs from the plan", _key(name))
-    needed = [name for name in planned if name in INDISPENSABLE | GPU_DIRECTIVES | MEMORY_DIRECTIVES]
-    for name in (name for name in needed if name not in names):
+    needed = INDISPENSABLE | GPU_DIRECTIVES | MEMORY_DIRECTIVES | {"partition", "qos"}
+    for name in (name for name in planned if name in needed and name not in names):
         yield Fault(f"--{name} is missing", "write {{ super() }} in the block directives")
 
 

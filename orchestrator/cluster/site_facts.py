@@ -30,10 +30,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "nodes": ("scontrol", "--oneliner", "show", "node"),
     "config": ("scontrol", "show", "config"),
     "user": ("sacctmgr", "-nP", "show", "user", "{user}", "format=DefaultAccount"),
-    "associations": (
-        *("sacctmgr", "-nP", "show", "associations", "user={user}"),
-        f"format={','.join(ASSOCIATIONS)}",
-    ),
+    "associations": ("sacctmgr", "-nP", "show", "associations", "user={user}", f"format={','.join(ASSOCIATIONS)}"),
     "qos": ("sacctmgr", "-nP", "show", "qos", f"format={','.join(QOS)}"),
 }
 """Query -> command. Without headers, as their words depend on the locale."""
@@ -207,12 +204,14 @@ def query(
 
 def parse(answers: Mapping[str, str], unanswered: Mapping[str, str] | None = None) -> SiteFacts:
     """Parse the answers; missing and unreadable values are left out."""
-    config = _settings(answers.get("config", ""))
+    config = _pairs(answers.get("config", "").splitlines())
     accounting = "slurmdbd" in config.get("AccountingStorageType", "")
     cluster = config.get("ClusterName", "").strip().lower() or "cluster"
     of_accounts = answers if accounting else {}
     groups = (_record(NodeGroup, row) for row in _table(answers.get("sinfo", ""), tuple(SINFO)))
-    partitions = (_record(Partition, _words(line)) for line in answers.get("partitions", "").splitlines())
+    partitions = (_record(Partition, _pairs(line.split())) for line in answers.get("partitions", "").splitlines())
+    nodes = [_pairs(line.split()) for line in answers.get("nodes", "").splitlines()]
+    arch = {kind: node.get("Arch", "x86_64") for node in nodes for kind, _ in gpus(node.get("Gres", ""))}
     every_qos = (_record(Qos, row) for row in _table(of_accounts.get("qos", ""), QOS))
     return SiteFacts(
         cluster=cluster,
@@ -223,7 +222,7 @@ def parse(answers: Mapping[str, str], unanswered: Mapping[str, str] | None = Non
         accounting=accounting,
         preempt_type=config.get("PreemptType", "").rpartition("/")[2],
         preempt_mode=config.get("PreemptMode", "OFF").partition(",")[0],
-        arch=_processors(answers.get("nodes", "")),
+        arch={kind: name for kind, name in arch.items() if name != "x86_64"},
         accounts=tuple(
             _record(Association, row)
             for row in _table(of_accounts.get("associations", ""), ASSOCIATIONS)
@@ -252,19 +251,7 @@ def _table(text: str, columns: Sequence[str]) -> Iterator[dict[str, str]]:
             yield dict(zip(columns, values, strict=True))
 
 
-def _words(line: str) -> dict[str, str]:
-    return {key: value for key, equals, value in (word.partition("=") for word in line.split()) if equals}
-
-
-def _settings(text: str) -> dict[str, str]:
-    pairs = (line.partition("=") for line in text.splitlines())
+def _pairs(texts: Iterable[str]) -> dict[str, str]:
+    """Parse texts such as ``MaxNodes=4``; others are left out."""
+    pairs = (text.partition("=") for text in texts)
     return {key.strip(): value.strip() for key, equals, value in pairs if equals}
-
-
-def _processors(text: str) -> dict[str, str]:
-    """Type of GPU -> processor of its nodes."""
-    found = {}
-    for values in map(_words, text.splitlines()):
-        for kind, _ in gpus(values.get("Gres", "")):
-            found[kind] = values.get("Arch", "x86_64")
-    return {kind: arch for kind, arch in found.items() if arch != "x86_64"}

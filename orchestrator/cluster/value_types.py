@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.cluster.sbatch_options import OWNED_DIRECTIVES, Vendor
 from orchestrator.plugins import nearest
-from orchestrator.toml_file import KeyPath, TomlError, decode, invalid, invalid_values, quantity, show
+from orchestrator.toml_file import Problem, TomlError, decode, invalid, invalid_values, quantity, show
 from orchestrator.units import LARGEST, parse_memory, parse_time_limit
 
 SHIPPED_TEMPLATE = "slurm.sh.j2"
@@ -48,11 +48,9 @@ def _line(value: str) -> str:
 
 
 def _directive(value: str) -> str:
-    found = sorted(set("$`\\\"'") & set(_line(value)))
-    if found:
-        raise invalid(
-            f"{show(value)} contains {found[0]}, and #SBATCH lines expand no variables", "write the value itself"
-        )
+    if found := sorted(set("$`\\\"'") & set(_line(value))):
+        what = f"{show(value)} contains {found[0]}, and #SBATCH lines expand no variables"
+        raise invalid(what, "write the value itself")
     return value
 
 
@@ -126,7 +124,7 @@ def _each(value: object, check: Callable[[str, object], _Entry | None], example:
     """Check every entry of a table and report all errors; entries for which ``check`` returns None are left out."""
     if not isinstance(value, dict):
         raise invalid(f"{show(value)} is not a table", f"write {example}")
-    found: list[tuple[KeyPath, str, str]] = []
+    found: list[Problem] = []
     checked: dict[str, _Entry] = {}
     for name, given in value.items():
         try:
@@ -144,10 +142,9 @@ def _extra(value: object, info: ValidationInfo) -> dict[str, str | bool]:
     def check(name: str, given: object) -> str | bool:
         if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
             raise invalid("not the long name of an sbatch option", 'such as "mail-type", without dashes')
-        owned = next((o for o in sorted(OWNED_DIRECTIVES) if o.startswith(name)), None)
-        if owned is not None:
-            keys = OWNED_DIRECTIVES[owned]
-            raise invalid(f"--{owned} is set for each run", f"use {keys}" if keys else "remove it")
+        for owned, keys in OWNED_DIRECTIVES.items():
+            if owned.startswith(name):  # sbatch accepts abbreviations, as getopt_long does
+                raise invalid(f"--{owned} is set for each run", f"use {keys}" if keys else "remove it")
         if given is True:
             return True
         if not isinstance(given, str) or not given:

@@ -145,19 +145,22 @@ def load(path: Path, sets: Sequence[str] = (), *, plugins: Plugins | None = None
         raise InputError("there is no experiment file", where=str(path), hint=hint) from error
     except OSError as error:
         raise InputError(f"cannot read the experiment file: {error.strerror}", where=str(path)) from error
-    return _spec(content, str(path), path, sets, plugins)
+    return parse(content, str(path), sets, path=path, plugins=plugins)
 
 
-def parse(text: str, where: str, sets: Sequence[str] = (), *, plugins: Plugins | None = None) -> ExperimentSpec:
-    """Like :func:`load`, for the text of a file; ``where`` names it in messages."""
-    return _spec(text.encode("utf-8", "surrogatepass"), where, None, sets, plugins)
-
-
-def _spec(
-    content: bytes, where: str, path: Path | None, sets: Sequence[str], plugins: Plugins | None
+def parse(
+    content: str | bytes,
+    where: str,
+    sets: Sequence[str] = (),
+    *,
+    path: Path | None = None,
+    plugins: Plugins | None = None,
 ) -> ExperimentSpec:
+    """Like :func:`load`, for the content of a file; ``where`` names it in messages."""
+    if isinstance(content, str):
+        content = content.encode("utf-8", "surrogatepass")
     try:
-        document = toml_file.parse(toml_file.decode(content))
+        document = toml_file.parse(content)
     except TomlError as error:
         raise ExperimentError([Mistake(f"{where}: {error.where}", error.what, error.hint)]) from error
     context = {"plugins": plugins or Plugins.installed()}

@@ -129,13 +129,7 @@ def _named(value: object, info: ValidationInfo) -> tuple[str, tuple[tuple[str, O
     except ValidationError as error:
         known = [option.name for option in declaration.options]
         listed = f"the options of {name} are: {', '.join(known)}" if known else f"{name} has no options"
-        raise invalid_values(
-            [
-                mistake
-                for details in error.errors(include_url=False)
-                for mistake in explain(details, lambda place: nearest(str(place[-1]), known) or listed)
-            ]
-        ) from error
+        raise invalid_values(explain(error, lambda place: nearest(str(place[-1]), known) or listed)) from error
     given = {key: tuple(v) if isinstance(v, list) else v for key, v in checked.items()}
     defaults = declaration.options_with_defaults({})
     return name, tuple((key, given[key], defaults[key]) for key in sorted(given))
