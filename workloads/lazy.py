@@ -29,6 +29,10 @@ class _LazyModule(ModuleType):
     it puts unloaded modules into ``sys.modules``, where ``inspect.getmodule`` loads all of them.
     """
 
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]  # pytest's monkeypatch restores from it
+        return vars(importlib.import_module(self.__name__))
+
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
 
