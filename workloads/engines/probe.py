@@ -13,7 +13,6 @@ from statistics import median
 from typing import Any, TextIO
 
 from workloads import registry
-from workloads.engines import settings
 from workloads.errors import JobError
 from workloads.files.json_file import read_json, write_json
 from workloads.job import rendezvous
@@ -57,7 +56,7 @@ def train(job: Job) -> None:
         Interrupted: a signal asked the job to end.
     """
     config = job.spec.train
-    options: dict[str, Any] = dict(settings.strategy(config)[1])
+    options: dict[str, Any] = registry.strategies()["probe"].options_with_defaults(config.strategy_options)
     connections = _Connections(job)
     seen = [RankView(**view) for view in connections.exchange(asdict(_look(job)))]
     if job.spec.expect.gpus_per_node:

@@ -1,8 +1,8 @@
-"""``probe``: trains nothing. Checks in milliseconds what a cluster gives to a run, and writes a result like any other.
+"""``probe``: trains nothing. It checks in milliseconds what a cluster gives to a run, and writes a normal result.
 
-The cluster check: a study of probes goes through the same plan, scripts, queue, ranks and store as a real one, loads no
-framework, no model and no data, and so says within seconds whether devices, cores, rendezvous, checkpoints and results
-work at a site. It can also fail on purpose, to see what that looks like there.
+The cluster check: a study of probes uses the same plan, scripts, queue, ranks and store as a real one, but loads no
+framework, model or data. Within seconds it shows whether devices, cores, rendezvous, checkpoints and results work at a
+site. It can also fail on purpose, to show what a failure looks like there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _unsupported_training(train: Mapping[str, Any], options: Options) -> str:
 
 
 def _create() -> Any:
-    raise InputError("probe trains nothing, so it has no class for a training loop")
+    raise InputError("probe trains nothing: no training loop can run it")
 
 
 DECLARATION = StrategyDeclaration(
@@ -48,7 +48,7 @@ DECLARATION = StrategyDeclaration(
     packages=(),
     options=(
         Option(name="epoch_s", default=0.0, summary="Seconds that an epoch lasts.", minimum=0.0),
-        Option(name="look_at_data", default=False, summary="Say how the data set looks from the node."),
+        Option(name="look_at_data", default=False, summary="Report what is wrong with the data set on the node."),
         Option(name="fault", default="none", summary="What goes wrong, on purpose.", choices=FAULTS),
         Option(name="fault_epoch", default=1, summary="In which epoch, from 1 on.", minimum=1.0),
         Option(name="fault_mb", default=0, summary="Memory it takes at most, in MB; 0 is all.", minimum=0.0),
