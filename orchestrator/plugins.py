@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -35,7 +36,5 @@ class Plugins:
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """``did you mean "lr"?`` for a misspelt word; empty when no word is similar."""
-    import difflib  # only needed for misspelt words
-
     close = difflib.get_close_matches(word.lower(), list(words), n=1, cutoff=0.6)
     return f'did you mean "{close[0]}"?' if close else ""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from importlib import resources
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
     import jinja2
 
 
@@ -17,8 +18,6 @@ def toml_files(folder: str) -> dict[str, str]:
 
 def jinja_environment(folder: str, *more: str) -> jinja2.Environment:
     """Jinja for the templates of a folder of ``templates``, and of ``more`` folders of the user after it."""
-    import jinja2  # only scripts and cluster files need it
-
     shipped = str(resources.files("templates") / folder)
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader([shipped, *more]),

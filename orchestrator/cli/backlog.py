@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from orchestrator.planning.plan import Plan
 from orchestrator.submission.submitter import SubmitResult
@@ -26,38 +26,32 @@ def combine(earlier: SubmitResult, later: SubmitResult) -> SubmitResult:
     )
 
 
+@dataclass(slots=True)
 class Backlog:
     """Submits the backlog of a plan as queued jobs end, at most once in ``poll_seconds`` of the cluster file."""
 
-    def __init__(self, plan: Plan, result: SubmitResult, submit: Callable[[Plan, str], SubmitResult]) -> None:
-        """Take over a plan after its first submit.
-
-        Args:
-            plan: whose runs are submitted.
-            result: of the first submit.
-            submit: submits the plan with a code snapshot.
-        """
-        self._plan = plan
-        self._submit = submit
-        self._tried_at = time.monotonic()
-        self.result = result
-        """Of all submits together."""
+    plan: Plan
+    result: SubmitResult
+    """Of all submits together."""
+    submit: Callable[[Plan, str], SubmitResult]
+    """Submits the plan with a code snapshot."""
+    _tried_at: float = field(default_factory=time.monotonic)
 
     @property
     def is_limited(self) -> bool:
         """Whether the site limits the number of queued jobs."""
-        return self._plan.cluster is not None and self._plan.cluster.max_submit > 0
+        return self.plan.cluster is not None and self.plan.cluster.max_submit > 0
 
     def submit_more(self, runs: Sequence[RunStatus]) -> list[str]:
         """Submit what the limit now allows, and return notes for the user."""
-        cluster = self._plan.cluster
+        cluster = self.plan.cluster
         if not self.result.backlog or cluster is None or time.monotonic() - self._tried_at < cluster.poll_seconds:
             return []
         live = Counter(run.state for run in runs if run.target == cluster.name and run.state.live)
         if live[State.PENDING] and cluster.max_submit and live.total() > (1 - SUBMIT_FRACTION) * cluster.max_submit:
             return []
         self._tried_at = time.monotonic()
-        more = self._submit(self._plan, self.result.snapshot)
+        more = self.submit(self.plan, self.result.snapshot)
         rejected = [*self.result.rejected, *more.rejected]
         self.result = replace(combine(self.result, more), skipped=self.result.skipped, rejected=rejected)
         count = len(more.submitted) + len(more.resumed)

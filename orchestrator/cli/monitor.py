@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import typer
 
@@ -47,30 +47,18 @@ class _NoteHandler(logging.Handler):
         self._notes.append(record.getMessage())
 
 
+@dataclass(slots=True)
 class Monitor:
     """Polls runs. A poll that fails returns the last good summary with the problem."""
 
-    def __init__(
-        self,
-        workspace: Workspace,
-        *,
-        only: Collection[str] | None = None,
-        backlog: backlogs.Backlog | None = None,
-        recover: bool = True,
-    ) -> None:
-        """Monitor the runs of a workspace.
-
-        Args:
-            workspace: the files of this command.
-            only: run ids; None for all.
-            backlog: submitted as the site's limit allows.
-            recover: whether to resubmit runs that ended without a result, as far as the recovery rules allow it.
-        """
-        self._workspace = workspace
-        self._recover = recover
-        self._only = None if only is None else frozenset(only)
-        self._backlog = backlog
-        self._last = StatusSummary(updated_at=0.0)
+    workspace: Workspace
+    only: Collection[str] | None = None
+    """Run ids; None for all."""
+    backlog: backlogs.Backlog | None = None
+    """Submitted as the site's limit allows."""
+    recover: bool = True
+    """Whether to resubmit runs that ended without a result, as far as the recovery rules allow it."""
+    _last: StatusSummary = field(default_factory=lambda: StatusSummary(updated_at=0.0))
 
     def poll(self) -> StatusSummary:
         """Return the states of now.
@@ -82,13 +70,12 @@ class Monitor:
         handler = _NoteHandler(notes)
         logging.getLogger().addHandler(handler)
         try:
-            runs = refresh_runs(self._workspace, notes.append, recover=self._recover)
-            if self._backlog is not None and (submitted := self._backlog.submit_more(runs)):
+            runs = refresh_runs(self.workspace, notes.append, recover=self.recover)
+            if self.backlog is not None and (submitted := self.backlog.submit_more(runs)):
                 notes += submitted
-                runs = refresh_runs(self._workspace, notes.append)
-            backlog = frozenset(self._backlog.result.backlog if self._backlog else ())
-            wanted = self._only if self._only is not None else {run.run_id for run in runs}
-            runs = [run for run in runs if run.run_id in wanted - backlog]
+                runs = refresh_runs(self.workspace, notes.append)
+            backlog = frozenset(self.backlog.result.backlog if self.backlog else ())
+            runs = [run for run in runs if (self.only is None or run.run_id in self.only) and run.run_id not in backlog]
             due = sum(self._will_resubmit(run) for run in runs)
             self._last = StatusSummary(
                 runs, num_unsubmitted=len(backlog), num_to_resubmit=due, notes=tuple(dict.fromkeys(notes))
@@ -103,19 +90,14 @@ class Monitor:
 
     def _will_resubmit(self, run: RunStatus) -> bool:
         """Whether recovery resubmits a run that has ended once the site's limit allows it."""
-        return self._backlog is not None and self._backlog.is_limited and self._recover and run.will_resubmit
+        return self.backlog is not None and self.backlog.is_limited and self.recover and run.will_resubmit
 
 
 def follow(poll: Callable[[], StatusSummary], view: View, *, until_over: bool = True) -> tuple[StatusSummary, bool]:
-    """Poll and show until the runs are over or the user leaves.
-
-    Args:
-        poll: returns the states of now.
-        view: shows them.
-        until_over: whether to end when no run is live; else only the user ends it.
+    """Poll and show until no run is live (only if ``until_over``), or the user leaves.
 
     Returns:
-        The last summary, and whether the user left before the end.
+        The last summary, and whether the user left.
 
     Raises:
         KeyboardInterrupt: Ctrl-C.
@@ -152,9 +134,12 @@ def wait(
     Raises:
         typer.Exit: the user left; the runs go on.
     """
-    monitor = Monitor(workspace, only=run_ids, backlog=backlog, recover=recover)
+    monitor = Monitor(workspace, frozenset(run_ids), backlog, recover)
+    view: View = Bars() if sys.stderr.isatty() else Lines(output.print_message)
+    if backlog is not None and sys.stdout.isatty():
+        view = full_screen.FullScreen(workspace)
     try:
-        seen, left = follow(monitor.poll, _view(workspace, on_full_screen=backlog is not None))
+        seen, left = follow(monitor.poll, view)
         how = "left"
     except KeyboardInterrupt:
         left, how = True, "interrupted"
@@ -168,9 +153,3 @@ def wait(
         )
         raise typer.Exit(EXIT_INTERRUPTED)
     return seen.counts
-
-
-def _view(workspace: Workspace, *, on_full_screen: bool) -> View:
-    if on_full_screen and sys.stdout.isatty():
-        return full_screen.FullScreen(workspace)
-    return Bars() if sys.stderr.isatty() else Lines(output.print_message)

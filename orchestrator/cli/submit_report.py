@@ -1,21 +1,19 @@
-"""What ``submit`` and ``retry`` report of a submit, and how they wait for its runs."""
+"""What ``submit`` and ``retry`` report of a submit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 
 import typer
 
 from orchestrator.errors import OperationError, PartlyDoneError
 from orchestrator.units import counted
-from orchestrator.workspace import Workspace
+from workloads.contract import State
 from workloads.lazy import lazy_imports
 
 with lazy_imports(__name__):
     from orchestrator.backends import base
     from orchestrator.backends.slurm import executor
-    from orchestrator.cli import backlog as backlogs
-    from orchestrator.cli import monitor
     from orchestrator.submission import submitter
 
 
@@ -62,26 +60,13 @@ def raise_for_failures(result: submitter.SubmitResult) -> None:
         )
 
 
-def wait(
-    workspace: Workspace,
-    run_ids: Sequence[str],
-    command: str,
-    backlog: backlogs.Backlog | None = None,
-    *,
-    recover: bool,
-    num_succeeded: int = 0,
-) -> None:
-    """Wait for runs, and exit with 1 where all ended without a result, with 3 where some did.
+def exit_by_states(ended: Counter[State], num_succeeded: int = 0) -> None:
+    """Exit with 1 where all runs ended without a result, with 3 where some did.
 
     Args:
-        workspace: the files of this command.
-        run_ids: the runs.
-        command: the command that waits, to name it when it is interrupted.
-        backlog: to be submitted meanwhile.
-        recover: whether to resubmit runs that ended without a result, as far as the recovery rules allow it.
+        ended: the runs that were waited for.
         num_succeeded: runs of this command that had succeeded before.
     """
-    ended = monitor.wait(workspace, run_ids, command, backlog, recover=recover)
     bad = sum(count for state, count in ended.items() if state.ended_badly)
     if bad:
         raise typer.Exit(1 if bad == ended.total() + num_succeeded else 3)

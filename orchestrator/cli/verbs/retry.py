@@ -26,6 +26,7 @@ from workloads.lazy import lazy_imports
 
 with lazy_imports(__name__):
     from orchestrator.backends.slurm import records
+    from orchestrator.cli import monitor
     from orchestrator.config import experiment as experiments
     from orchestrator.environment import snapshot
     from orchestrator.planning import plan as plans
@@ -57,7 +58,7 @@ def retry(
     try:
         if wait:
             run_ids = [attempt.run_id for attempt in result.submitted]
-            submit_report.wait(workspace, run_ids, "retry --wait", recover=recover)
+            submit_report.exit_by_states(monitor.wait(workspace, run_ids, "retry --wait", recover=recover))
     finally:
         submit_report.raise_for_failures(result)
 

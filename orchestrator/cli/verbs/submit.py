@@ -104,14 +104,10 @@ def submit(
             under_way = [run.cell.run_id for run in plan.runs if run.state is plans.CellState.RUNNING]
             # How the canaries ended is reported already.
             attempts = [a.run_id for a in (*result.submitted, *result.resumed) if a.run_id not in submission.proven]
-            submit_report.wait(
-                workspace,
-                [*attempts, *result.skipped, *under_way, *(result.backlog if watch else ())],
-                "submit --watch" if watch else "submit --wait",
-                backlog,
-                recover=recover,
-                num_succeeded=len(submission.proven),
-            )
+            run_ids = [*attempts, *result.skipped, *under_way, *(result.backlog if watch else ())]
+            command = "submit --watch" if watch else "submit --wait"
+            ended = monitor.wait(workspace, run_ids, command, backlog, recover=recover)
+            submit_report.exit_by_states(ended, len(submission.proven))
     finally:
         submit_report.raise_for_failures(backlog.result if backlog else result)
 
