@@ -13,12 +13,12 @@ import logging
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -37,13 +37,13 @@ _WRITE_LOCK = 0x6F726368
 """Key of PostgreSQL's advisory lock: one writer at a time, as in SQLite."""
 
 
-class Store:
+@dataclass(frozen=True)
+class Store(AbstractContextManager["Store"]):
     """An open database; a context manager that closes it."""
 
-    def __init__(self, database: str, engine: Engine, *, read_only: bool) -> None:
-        self.database = database
-        self.engine = engine
-        self.read_only = read_only
+    database: str
+    engine: Engine
+    read_only: bool
 
     @property
     def is_sqlite(self) -> bool:
@@ -58,18 +58,13 @@ class Store:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """Open a transaction that holds the write lock from its start; an error rolls it back."""
-        with self._errors_explained(), self.engine.connect() as connection:
-            connection.execution_options(write_lock=True)
-            with connection.begin():
-                yield connection
+        with self._errors_explained(), self.engine.execution_options(write_lock=True).begin() as connection:
+            yield connection
 
     def close(self) -> None:
         self.engine.dispose()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @contextmanager
@@ -98,10 +93,7 @@ def open_store(database: str, *, read_only: bool = False) -> Store:
         InputError: the PostgreSQL driver is not installed, or the URL is not valid.
     """
     database = database.removeprefix(SQLITE_URL)
-    if is_url(database):
-        store = _postgresql(database, read_only=read_only)
-    else:
-        store = _sqlite(Path(database), read_only=read_only)
+    store = (_postgresql if is_url(database) else _sqlite)(database, read_only)
     try:
         fresh = ensure_current(store)
         if store.is_sqlite and not read_only:
@@ -122,7 +114,8 @@ def set_aside(database: str) -> Path:
     return kept
 
 
-def _sqlite(path: Path, *, read_only: bool) -> Store:
+def _sqlite(database: str, read_only: bool) -> Store:
+    path = Path(database)
     if not read_only and not path.exists() and (problem := lock_problem(path.parent)):
         raise cannot_lock(str(path), problem)
     engine = create_engine(
@@ -134,17 +127,15 @@ def _sqlite(path: Path, *, read_only: bool) -> Store:
         write = connection.get_execution_options().get("write_lock")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
-    return Store(str(path), engine, read_only=read_only)
+    return Store(str(path), engine, read_only)
 
 
 def _connect_sqlite(path: Path, *, read_only: bool) -> sqlite3.Connection:
     """Connect with the busy time-out set from the start, so that no pragma fails on a busy database."""
     uri = f"file:{quote(os.fsencode(path.absolute()))}?mode={'ro' if read_only else 'rwc'}"
-
-    def connect(uri: str) -> sqlite3.Connection:
-        # isolation_level None keeps sqlite3 from writing a BEGIN of its own, which would not take the write lock.
-        return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
-
+    # isolation_level None keeps sqlite3 from writing a BEGIN of its own, which would not take the write lock.
+    options: dict[str, Any] = {"timeout": BUSY_TIMEOUT_S, "isolation_level": None, "check_same_thread": False}
+    connect = partial(sqlite3.connect, uri=True, **options)
     connection = connect(uri)
     if not read_only:
         connection.execute("PRAGMA foreign_keys = ON")
@@ -168,20 +159,17 @@ _READING = frozenset(
     getattr(sqlite3, f"SQLITE_{action}") for action in ("SELECT", "READ", "FUNCTION", "RECURSIVE", "TRANSACTION")
 )
 _READING_PRAGMAS = frozenset({"foreign_key_list", "index_list", "table_info", "table_list", "table_xinfo"})
-_PRAGMAS_WITHOUT_ARGUMENT = frozenset({"journal_mode", "read_uncommitted"})
 
 
 def _allow_reading(action: int, first: str | None, second: str | None, *_: str | None) -> int:
     """SQLite's authorizer: with ``mode=ro`` alone, ATTACH and VACUUM INTO could still create files."""
-    allowed = (
-        action in _READING
-        or (action == sqlite3.SQLITE_PRAGMA and first in _READING_PRAGMAS)
-        or (action == sqlite3.SQLITE_PRAGMA and first in _PRAGMAS_WITHOUT_ARGUMENT and second is None)
-    )
+    allowed = action in _READING
+    if action == sqlite3.SQLITE_PRAGMA:
+        allowed = first in _READING_PRAGMAS or (first in {"journal_mode", "read_uncommitted"} and second is None)
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
-def _postgresql(database: str, *, read_only: bool) -> Store:
+def _postgresql(database: str, read_only: bool) -> Store:
     try:
         database.encode()
         url = make_url(database)
@@ -206,7 +194,7 @@ def _postgresql(database: str, *, read_only: bool) -> Store:
         if connection.get_execution_options().get("write_lock"):
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_WRITE_LOCK})")
 
-    return Store(where, engine, read_only=read_only)
+    return Store(where, engine, read_only)
 
 
 _URL_HINT = "give a file name, or postgresql://USER@HOST/DATABASE"

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from sqlalchemy.exc import DBAPIError
 
-from db.errors import ForeignStoreError, StoreDamagedError, StoreError, StoreReadOnlyError, StoreSchemaError
+from db.errors import ForeignStoreError, StoreDamagedError, StoreError, StoreReadOnlyError
 from db.filesystem import is_full, is_url, lock_problem
 
 BUSY_TIMEOUT_S = 60.0
 """How long a command waits for another one to finish writing."""
 
 _OTHER_FILE = "name another file with --db"
-_LOCAL_DISK = (
+_USE_LOCAL = (
     "keep the database on a local disk: export ORCHESTRATE_DB=/local/path/results.db (the runs folder may stay)"
 )
 _OTHER_SCHEMA = re.compile(
@@ -30,7 +30,7 @@ _OTHER_SCHEMA_STATES = frozenset({"42P01", "42P07", "42701", "42703"})
 
 def store_error(database: str, error: DBAPIError) -> StoreError | ForeignStoreError | None:
     """Return our error for what can happen to any database; None for what only a bug of ours can cause."""
-    name = sqlite_error_name(error)
+    name = getattr(error.orig, "sqlite_errorname", None) or ""  # empty for another database
     message = str(error.orig).strip()
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_PROTOCOL")):
         return _not_usable_now(database, name, message)
@@ -43,8 +43,8 @@ def store_error(database: str, error: DBAPIError) -> StoreError | ForeignStoreEr
     if name.startswith("SQLITE_NOTADB"):
         hint = another_or_anew(database)
         return ForeignStoreError("not an SQLite database; left as it is", where=database, hint=hint)
-    has_other_schema = _OTHER_SCHEMA.match(message) if name else _sqlstate(error) in _OTHER_SCHEMA_STATES
-    if name.startswith("SQLITE_CORRUPT") or has_other_schema:
+    state = getattr(error.orig, "sqlstate", None)
+    if name.startswith("SQLITE_CORRUPT") or state in _OTHER_SCHEMA_STATES or (name and _OTHER_SCHEMA.match(message)):
         return damaged(database, message)
     if not name and type(error).__name__ in {"OperationalError", "InterfaceError"}:
         return StoreError("the database cannot be used", where=database, why=message)
@@ -61,27 +61,18 @@ def _not_usable_now(database: str, name: str, message: str) -> StoreError:
     if is_full(folder):
         return _full(database)
     if name.startswith(("SQLITE_IOERR", "SQLITE_PROTOCOL")):
-        return StoreError("reading or writing the database failed", where=database, why=message, hint=_LOCAL_DISK)
+        return StoreError("reading or writing the database failed", where=database, why=message, hint=_USE_LOCAL)
     what = f"another command has been writing for {BUSY_TIMEOUT_S:.0f} s"
     return StoreError(what, where=database, hint="try again when it is done")
 
 
 def damaged(database: str, why: str) -> StoreDamagedError:
     """Return the error for a database of ours whose content cannot be what we wrote."""
-    return StoreDamagedError("the database is damaged", where=database, why=why, hint=_create_again(database))
+    return StoreDamagedError("the database is damaged", where=database, why=why, hint=create_again(database))
 
 
-def missing_column(database: str, table: str, column: str) -> StoreSchemaError:
-    """Return the error for a column of the models that no migration adds."""
-    return StoreSchemaError(
-        f"{table} has no column {column}, which the model declares",
-        where=database,
-        why="the schema is of the newest revision, and its migrations do not add the column",
-        hint=f"add a migration in db/migrations/versions, or {_create_again(database)}",
-    )
-
-
-def _create_again(database: str) -> str:
+def create_again(database: str) -> str:
+    """Return the hint for a database of ours that cannot be repaired."""
     if is_url(database):
         return "create another database and name it with --db; orchestrate collect fills it from the runs folder"
     return "run orchestrate db rebuild, which creates it again from the runs folder and keeps this file"
@@ -91,10 +82,8 @@ def another_or_anew(database: str) -> str:
     """Return the hint for a database of another program, or ours and damaged beyond recognition."""
     if is_url(database):
         return "name another database with --db"
-    move = f"mv {shlex.quote(database)} {shlex.quote(f'{database}.damaged')}"
-    return (
-        f"{_OTHER_FILE}; if it was orchestrate's: {move}, then orchestrate collect, which reads the runs folder again"
-    )
+    mv = f"mv {shlex.quote(database)} {shlex.quote(f'{database}.damaged')}"
+    return f"{_OTHER_FILE}; if it was orchestrate's: {mv}, then orchestrate collect, which reads the runs folder again"
 
 
 def _full(database: str) -> StoreReadOnlyError:
@@ -121,13 +110,4 @@ def _cannot_open(database: str) -> StoreError:
 
 def cannot_lock(database: str, problem: str) -> StoreError:
     what = "files cannot be locked here, so a database would not be safe"
-    return StoreError(what, where=database, why=problem, hint=_LOCAL_DISK)
-
-
-def sqlite_error_name(error: DBAPIError) -> str:
-    """Return ``SQLITE_BUSY`` and the like; empty for another database."""
-    return getattr(error.orig, "sqlite_errorname", None) or ""
-
-
-def _sqlstate(error: DBAPIError) -> str:
-    return getattr(error.orig, "sqlstate", None) or ""
+    return StoreError(what, where=database, why=problem, hint=_USE_LOCAL)

@@ -1,14 +1,4 @@
-"""The store's leaves of the error tree, whose root and picture are in ``workloads.errors``.
-
-InputError
-├── ForeignStoreError    the file is not ours, or a newer version wrote it; it is left as it is
-└── QueryError           the user's SQL statement cannot be run
-OperationError
-└── StoreError           the database cannot be used now: busy, no locks, disk full, damaged, unreachable
-    ├── StoreReadOnlyError   it can be read but not written
-    └── StoreDamagedError    its file is damaged, or its tables are not those of its revision
-        └── StoreSchemaError     it lacks a column of the models: a migration was forgotten
-"""
+"""Errors of the store. The root of the error tree is in ``workloads.errors``."""
 
 from __future__ import annotations
 
@@ -24,7 +14,7 @@ class QueryError(InputError):
 
 
 class StoreError(OperationError):
-    """The database cannot be used now."""
+    """The database cannot be used now: busy, no locks, disk full, damaged, unreachable."""
 
 
 class StoreReadOnlyError(StoreError):
@@ -32,7 +22,7 @@ class StoreReadOnlyError(StoreError):
 
 
 class StoreDamagedError(StoreError):
-    """The file or its tables are damaged. The run directories still have everything."""
+    """The file is damaged, or its tables are not those of its revision. The run directories still have everything."""
 
 
 class StoreSchemaError(StoreDamagedError):

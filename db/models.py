@@ -7,103 +7,71 @@ included. A new database is created from here; ``db.schema`` says what existing 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Double,
-    ForeignKey,
-    ForeignKeyConstraint,
-    MetaData,
-    PrimaryKeyConstraint,
-    String,
-    Table,
-    Text,
-    column,
-    table,
-)
+import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
 from workloads.contract import TrainConfig, result_fields
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
 
-class JsonObject(Text):
+class JsonObject(sa.Text):
     """An object as canonical JSON text (sorted keys, no spaces)."""
 
 
-class JsonList(Text):
+class JsonList(sa.Text):
     """A list as canonical JSON text."""
 
 
 _TYPES: dict[str, type[TypeEngine[Any]]] = {
-    "str": Text,
-    "Hardware": Text,
-    "int": BigInteger,
-    "float": Double,
-    "bool": Boolean,
+    "str": sa.Text,
+    "Hardware": sa.Text,
+    "int": sa.BigInteger,
+    "float": sa.Double,
+    "bool": sa.Boolean,
     "dict": JsonObject,
-    "Mapping": JsonObject,
     "list": JsonList,
 }
 """Column types by what stands before the bracket of an annotation."""
 
 
-def _columns(annotations: Mapping[str, str]) -> list[Column[Any]]:
+def _columns(**annotations: str) -> list[sa.Column[Any]]:
     """Return a column for each field; those that may be None are nullable."""
     columns = []
     for name, annotation in annotations.items():
         base = annotation.removesuffix(" | None")
-        columns.append(Column(name, _TYPES[base.partition("[")[0]], nullable=base != annotation))
+        columns.append(sa.Column(name, _TYPES[base.partition("[")[0]], nullable=base != annotation))
     return columns
 
 
-def _table(name: str, *columns: Any, key: tuple[str, ...]) -> Table:
-    return Table(name, metadata, *columns, PrimaryKeyConstraint(*key), sqlite_with_rowid=False)
+def _table(name: str, *columns: Any, key: tuple[str, ...]) -> sa.Table:
+    return sa.Table(name, metadata, *columns, sa.PrimaryKeyConstraint(*key), sqlite_with_rowid=False)
 
 
-def _attempt_table(name: str, *columns: Column[Any], key: str | None = None) -> Table:
+def _attempt_table(name: str, *columns: sa.Column[Any], further_key: tuple[str, ...] = ()) -> sa.Table:
     """Create a table whose rows belong to an attempt, several of them where there is a further key."""
-    return _table(
-        name,
-        Column("run_id", Text, nullable=False),
-        Column("attempt", BigInteger, nullable=False),
-        *columns,
-        ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
-        key=("run_id", "attempt", key) if key else ("run_id", "attempt"),
-    )
+    parent = sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"])
+    key = ("run_id", "attempt", *further_key)
+    return _table(name, *_columns(run_id="str", attempt="int"), *columns, parent, key=key)
 
 
 runs = _table(
     "runs",
-    Column("run_id", Text, nullable=False),
-    Column("label", Text, nullable=False),
-    Column("experiment", Text, nullable=False),
-    *_columns({f.name: str(f.type) for f in fields(TrainConfig)}),
+    *_columns(run_id="str", label="str", experiment="str", **{f.name: str(f.type) for f in fields(TrainConfig)}),
     key=("run_id",),
 )
 
 attempts = _table(
     "attempts",
-    Column("run_id", Text, ForeignKey("runs.run_id"), nullable=False),
-    Column("attempt", BigInteger, nullable=False),
-    Column("token", Text, unique=True),
-    Column("target", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("message", Text, nullable=False),
-    Column("job_id", Text),
-    Column("submitted_at", Text),
-    Column("started_at", Text),
-    Column("ended_at", Text),
-    Column("time_limit_s", BigInteger),
-    Column("shape", JsonObject, nullable=False),
-    Column("recovery", JsonObject),
+    *_columns(run_id="str", attempt="int"),
+    sa.Column("token", sa.Text, unique=True),
+    *_columns(target="str", state="str", reason="str", message="str", job_id="str | None"),
+    *_columns(submitted_at="str | None", started_at="str | None", ended_at="str | None", time_limit_s="int | None"),
+    *_columns(shape="dict", recovery="dict | None"),
+    sa.ForeignKeyConstraint(["run_id"], ["runs.run_id"]),
     key=("run_id", "attempt"),
 )
 """``recovery``: why recovery resubmitted the run; null where a person submitted it."""
@@ -113,73 +81,56 @@ _OWN_TABLES = {"per_class", "memory_by_rank"}
 
 results = _attempt_table(
     "results",
-    *_columns({k: v for k, v in result_fields().items() if k not in {"run_id", "attempt"} | _OWN_TABLES}),
-    Column("code_digest", Text),
-    Column("packages_digest", Text),
+    *_columns(**{k: v for k, v in result_fields().items() if k not in {"run_id", "attempt"} | _OWN_TABLES}),
+    *_columns(code_digest="str | None", packages_digest="str | None"),
 )
 """One row per ``result.json``."""
 
 _MEMORY = dict.fromkeys(("allocated_memory_bytes", "peak_memory_bytes"), "int | None")
+_MEASURED = ("train_loss", "test_loss", "test_accuracy", "epoch_time_s", "evaluate_s", "samples_per_s", "lr")
 
 epochs = _attempt_table(
     "epochs",
-    Column("epoch", BigInteger, nullable=False),
-    Column("steps", BigInteger),
-    *_columns(dict.fromkeys(("train_loss", "test_loss", "test_accuracy"), "float | None")),
-    *_columns(dict.fromkeys(("epoch_time_s", "evaluate_s", "samples_per_s", "lr"), "float | None")),
-    *_columns(_MEMORY),
-    Column("diverged", Boolean, nullable=False),
-    key="epoch",
+    *_columns(epoch="int", steps="int | None", **dict.fromkeys(_MEASURED, "float | None"), **_MEMORY, diverged="bool"),
+    further_key=("epoch",),
 )
 """``diverged``: the epoch's training or test loss was NaN or infinite, and is null here."""
 
 classes = _attempt_table(
     "classes",
-    Column("class_index", BigInteger, nullable=False),
-    Column("class_name", Text, nullable=False),
-    *_columns(dict.fromkeys(("precision", "recall", "f1"), "float | None")),
-    Column("support", BigInteger),
-    key="class_index",
+    *_columns(class_index="int", class_name="str", precision="float | None", recall="float | None"),
+    *_columns(f1="float | None", support="int | None"),
+    further_key=("class_index",),
 )
 """Test metrics of each class of a result."""
 
-ranks = _attempt_table("ranks", Column("rank", BigInteger, nullable=False), *_columns(_MEMORY), key="rank")
+ranks = _attempt_table("ranks", *_columns(rank="int", **_MEMORY), further_key=("rank",))
 """Memory of each rank of a result."""
 
-ingested = _table(
-    "ingested",
-    Column("path", Text, nullable=False),
-    Column("size", BigInteger, nullable=False),
-    Column("mtime_ns", BigInteger, nullable=False),
-    Column("read_bytes", BigInteger, nullable=False),
-    key=("path",),
-)
+ingested = _table("ingested", *_columns(path="str", size="int", mtime_ns="int", read_bytes="int"), key=("path",))
 """Each file as it was when ``collect`` last read it, and how far it was read."""
 
-schema_revision = Table("orchestrate_revision", metadata, Column("version_num", String(32), primary_key=True))
+schema_revision = sa.Table("orchestrate_revision", metadata, sa.Column("version_num", sa.String(32), primary_key=True))
 """One row, which Alembic reads and writes: the revision of the schema."""
 
 CONTENT = (runs, attempts, results, epochs, classes, ranks)
 """The tables that follow from the run directories, parents before children."""
 
 
-def _summary_parts() -> list[tuple[str, Column[Any]]]:
+def _summary_parts() -> list[tuple[str, sa.ColumnClause[Any]]]:
     """Return (SQL expression, column) for each column of the view ``summary``."""
+    first_submitted = "(SELECT min(n.submitted_at) FROM attempts n WHERE n.run_id = r.run_id)"
     of_attempt = ["target", "job_id", "submitted_at", "started_at", "ended_at", "time_limit_s"]
     # The state and times shown are the newest attempt's, which may be a later one than the attempt that was measured.
     not_shown = {"run_id", "attempt", "state", "reason", "message", "started_at", "ended_at", "provenance"}
     return [
         *((f"r.{c.name}", c) for c in runs.c),
-        (
-            "(SELECT min(n.submitted_at) FROM attempts n WHERE n.run_id = r.run_id)",
-            Column("first_submitted_at", Text),
-        ),
+        (first_submitted, sa.column("first_submitted_at", sa.Text)),
         ("a.attempt", attempts.c.attempt),
         ("coalesce(a.state, 'planned')", attempts.c.state),
-        ("coalesce(a.reason, '')", attempts.c.reason),
-        ("coalesce(a.message, '')", attempts.c.message),
+        *((f"coalesce(a.{name}, '')", attempts.c[name]) for name in ("reason", "message")),
         *((f"a.{name}", attempts.c[name]) for name in of_attempt),
-        ("s.attempt", Column("measured_attempt", BigInteger)),
+        ("s.attempt", sa.column("measured_attempt", sa.BigInteger)),
         *((f"s.{c.name}", c) for c in results.c if c.name not in not_shown),
     ]
 
@@ -199,4 +150,4 @@ VIEWS = {
 }
 """The query of each view by the view's name."""
 
-summary = table("summary", *(column(c.name, c.type) for _, c in _summary_parts()))
+summary = sa.table("summary", *(sa.column(c.name, c.type) for _, c in _summary_parts()))

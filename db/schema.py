@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, TableClause, delete, text
 
-from db.error_messages import another_or_anew, damaged, missing_column
-from db.errors import ForeignStoreError, StoreError
+from db.error_messages import another_or_anew, create_again, damaged
+from db.errors import ForeignStoreError, StoreError, StoreSchemaError
 from db.models import CONTENT, VIEWS, ingested, metadata, results, schema_revision, summary
 from workloads.lazy import lazy_imports
 
@@ -59,12 +59,7 @@ def revisions() -> list[str]:
 
 
 def revision(store: Store) -> str | None:
-    """Return the revision of a database's schema; None when it is empty.
-
-    Raises:
-        ForeignStoreError: it holds something else.
-        StoreDamagedError: tables of its revision are missing, or the revision is.
-    """
+    """Return the revision of a database's schema; None when it is empty. Raises what :func:`ensure_current` raises."""
     with store.read() as connection:
         return _inspect(store, connection).revision
 
@@ -153,7 +148,12 @@ def _upgrade(store: Store, connection: Connection, found: str) -> None:
         # Results that were ingested without the column may have its value: the next collect reads them again.
         connection.execute(delete(ingested).where(ingested.c.path.endswith("result.json")))
     for table, name in _missing_columns(connection, _TABLES):
-        raise missing_column(store.database, table, name)
+        raise StoreSchemaError(
+            f"{table} has no column {name}, which the model declares",
+            where=store.database,
+            why="the schema is of the newest revision, and its migrations do not add the column",
+            hint=f"add a migration in db/migrations/versions, or {create_again(store.database)}",
+        )
     _create_views(connection)
 
 
