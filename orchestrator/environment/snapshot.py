@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator import own_packages
 from orchestrator.environment.interpreter import Packages
@@ -32,9 +31,6 @@ from workloads.files.json_file import write_bytes, write_json
 from workloads.files.run_dir import snapshots_folder
 from workloads.provenance import code_snapshot, software
 from workloads.provenance.code_snapshot import METADATA_SUFFIX, Manifest
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 OURS = "workloads"
 MAX_BYTES = 64 << 20
@@ -203,9 +199,13 @@ def _found() -> tuple[dict[str, list[Path]], set[str]]:
         # Jobs do not import orchestrator, so they would find another project's package first.
         installed.remove(OURS)
         sources[OURS] = code_snapshot.origins(OURS)
-    for metadata in filter(None, map(_metadata, points)):
-        if _goes_with(metadata, sources):
-            sources[metadata.name] = [metadata]
+    for point in points:
+        # The entry points of a copied module go with it, for jobs whose interpreter does not have them.
+        metadata = getattr(point.dist, "_path", None)
+        if isinstance(metadata, Path) and metadata.name.endswith(METADATA_SUFFIX) and metadata.is_dir():
+            text = (metadata / "entry_points.txt").read_text(encoding="utf-8")
+            if any(re.search(rf"=\s*{re.escape(name)}\b", text) for name in sources):
+                sources[metadata.name] = [metadata]
     return sources, installed
 
 
@@ -218,7 +218,7 @@ def _closure(names: Iterable[str]) -> tuple[dict[str, list[Path]], set[str]]:
         name = todo.pop()
         if name in sources or name in installed:
             continue
-        places = [place for place in code_snapshot.origins(name) if code_snapshot.in_source_tree(place)]
+        places = _source_places(name)
         if places:
             sources[name] = places
             # Ours imports nothing else from source trees (tests/unit/test_imports.py).
@@ -228,49 +228,33 @@ def _closure(names: Iterable[str]) -> tuple[dict[str, list[Path]], set[str]]:
     return sources, installed
 
 
-def _metadata(point: EntryPoint) -> Path | None:
-    """Return the folder with a plug-in's entry points, for jobs whose interpreter may not have it."""
-    path = getattr(point.dist, "_path", None)
-    return path if isinstance(path, Path) and path.name.endswith(METADATA_SUFFIX) and path.is_dir() else None
-
-
-def _goes_with(metadata: Path, sources: Mapping[str, list[Path]]) -> bool:
-    """Return whether a distribution's entry points name a module that is copied."""
-    text = (metadata / "entry_points.txt").read_text(encoding="utf-8")
-    return any(re.search(rf"=\s*{re.escape(name)}\b", text) for name in sources)
+def _source_places(name: str) -> list[Path]:
+    return [place for place in code_snapshot.origins(name) if code_snapshot.in_source_tree(place)]
 
 
 def _imported(places: Iterable[Path]) -> set[str]:
     """Return the top-level names in source trees that a package's sources import."""
-    named: dict[str, list[bytes]] = {}
-    for place in places:
-        for path in place.rglob("*.py") if place.is_dir() else [place]:
-            content = path.read_bytes() if path.is_file() else b""
-            for module, several in _IMPORT.findall(content):
-                for word in [module] if module else several.split(b","):
-                    named.setdefault(word.split(b".")[0].split()[0].decode() if word.split() else "", []).append(
-                        content
-                    )
-    found = set()
-    for name in named.keys() - sys.stdlib_module_names - {"", OURS}:
-        outside = [place for place in code_snapshot.origins(name) if code_snapshot.in_source_tree(place)]
+    found: set[str] = set()
+    is_source = cache(lambda name: bool(_source_places(name)))
+    for path in (path for place in places for path in (place.rglob("*.py") if place.is_dir() else [place])):
+        content = path.read_bytes() if path.is_file() else b""
+        matched = [name for module, several in _IMPORT.findall(content) for name in (module or several).split(b",")]
+        names = {re.split(rb"[.\s]", name.strip())[0].decode() for name in matched} - {"", OURS}
+        wanted = {name for name in names - sys.stdlib_module_names - found if is_source(name)}
         # The pattern matches prose too; parsing every file would take seconds for a large package.
-        if outside and any(_imports_name(content, name) for content in named[name]):
-            found.add(name)
+        found |= wanted & _parse_imports(content, wanted) if wanted else set()
     return found
 
 
-def _imports_name(content: bytes, name: str) -> bool:
+def _parse_imports(content: bytes, otherwise: set[str]) -> set[str]:
+    """Return the top-level names that a source imports; ``otherwise`` where it is not valid Python."""
     try:
-        tree = ast.parse(content)
+        nodes = list(ast.walk(ast.parse(content)))
     except (SyntaxError, ValueError):
-        return True
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import) and any(alias.name.partition(".")[0] == name for alias in node.names):
-            return True
-        if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").partition(".")[0] == name:
-            return True
-    return False
+        return otherwise
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return {name.partition(".")[0] for name in names}
 
 
 # --- what is copied of it ---
@@ -285,37 +269,20 @@ def _entries(sources: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
     }
 
 
-@dataclass(slots=True)
-class _Budget:
-    """Counts what is copied of one package."""
-
-    root: Path
-    num_files: int = 0
-    num_bytes: int = 0
-
-    def spend(self, size: int) -> None:
-        self.num_files += 1
-        self.num_bytes += size
-        if self.num_files > MAX_FILES or self.num_bytes > MAX_BYTES:
-            raise InputError(
-                "the sources that jobs import from here are too large to be copied",
-                where=str(self.root),
-                why=f"more than {MAX_FILES:,} files or {MAX_BYTES >> 20} MiB, and every submit copies them",
-                hint="move data out of the package, or install it without -e: installed packages are not copied",
-            )
-
-
 def _content(places: Iterable[Path], runs: Path) -> Iterator[tuple[str, Path, bool]]:
-    """Yield relative name, file, and whether the snapshot links to it, for everything in an entry."""
+    """Yield relative name, file, and whether the snapshot links to it, for everything in an entry.
+
+    Raises:
+        InputError: a package is too large to be copied.
+    """
     for place in places:
-        budget = _Budget(place)
         if place.is_file():
             yield "", place, False
             continue
+        num_files = num_bytes = 0
         todo = [place]
         while todo:
-            folder = todo.pop()
-            with os.scandir(folder) as scan:
+            with os.scandir(todo.pop()) as scan:
                 below = sorted(scan, key=lambda entry: entry.name)
             for entry in below:
                 path = Path(entry.path)
@@ -332,7 +299,14 @@ def _content(places: Iterable[Path], runs: Path) -> Iterator[tuple[str, Path, bo
                 elif entry.is_file():
                     size = entry.stat().st_size
                     linked = size > LARGE_FILE_BYTES and path.suffix not in {".py", ".so"}
-                    budget.spend(0 if linked else size)
+                    num_files, num_bytes = num_files + 1, num_bytes + (0 if linked else size)
+                    if num_files > MAX_FILES or num_bytes > MAX_BYTES:
+                        raise InputError(
+                            "the sources that jobs import from here are too large to be copied",
+                            where=str(place),
+                            why=f"more than {MAX_FILES:,} files or {MAX_BYTES >> 20} MiB, and every submit copies them",
+                            hint="move data out of the package, or install it without -e: then it is not copied",
+                        )
                     yield name, path, linked
 
 
