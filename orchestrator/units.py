@@ -111,18 +111,14 @@ def parse_memory(value: object) -> int:
     if match is None:
         raise QuantityError(f'"{value}" is not an amount of memory', _MEMORY_HINT)
     if match["suffix"] == "B":
-        plain = f"{match['number']}{match['unit']}"
-        raise QuantityError(
-            f'"{value}" may mean units of 1000 or of 1024',
-            f'write "{plain}" (units of 1024, as Slurm counts)',
-        )
+        hint = f'write "{match["number"]}{match["unit"]}" (units of 1024, as Slurm counts)'
+        raise QuantityError(f'"{value}" may mean units of 1000 or of 1024', hint)
     memory_bytes = _number(match["number"]) * _UNIT_BYTES[match["unit"]]
     if memory_bytes == 0:
         raise QuantityError(f'"{value}" is zero', _MEMORY_HINT)
     if memory_bytes > MOST_MEMORY_BYTES:
-        raise QuantityError(
-            f'"{value}" is more than any node has', f'write "{format_memory(MOST_MEMORY_BYTES)}" at most'
-        )
+        hint = f'write "{format_memory(MOST_MEMORY_BYTES)}" at most'
+        raise QuantityError(f'"{value}" is more than any node has', hint)
     return memory_bytes
 
 

@@ -14,7 +14,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -125,11 +125,7 @@ class StrategyDeclaration:
     ) -> str:
         """Why live batch norm cannot normalise such batches, in plan and job alike; empty when it can.
 
-        Args:
-            train: keys of ``TrainConfig`` to values.
-            options: all of this strategy's, defaults included.
-            hardware: it trains on this.
-            num_train: samples of an epoch; None where that is not known yet.
+        ``num_train`` is the number of samples of an epoch, None where it is not known yet.
         """
         if train["batch_norm"] == "frozen":
             return ""
@@ -206,12 +202,7 @@ class ModelDeclaration:
     """(model name) -> approximate number; for models so large that the planner should warn where they do not fit."""
 
     def input_size(self, name: str, requested: int | None, own: int) -> int:
-        """Pixels a side, or positions, of a model's input.
-
-        Args:
-            name: of the model.
-            requested: ``image_size``; None where it is not set.
-            own: of the data set.
+        """Pixels a side, or positions, of a model's input for the ``requested`` size, else the data set's ``own``.
 
         Raises:
             ValueError: with the reason, when it cannot take that size, or takes another size than was requested.
@@ -223,19 +214,12 @@ class ModelDeclaration:
 
     def ignored_keys(self, train: Mapping[str, Any]) -> dict[str, str]:
         """Keys that are set and would change nothing of this model, each with the reason."""
-        model, stem, dropout = train["model"], train["stem"], train["dropout"]
-        ignored = {}
-        if stem != "imagenet" and not self.uses_stem:
-            ignored["stem"] = f'{model} ignores stem = "{stem}": set it in a [[when]] for other models'
-        if dropout and self.has_dropout is False:
-            ignored["dropout"] = (
-                f"{model} has no dropout layer and ignores dropout = {dropout}: set it in a [[when]] for other models"
-            )
-        return ignored
-
-    def packages_for(self, framework: str) -> tuple[str, ...]:
-        """Distributions that it needs with a framework."""
-        return self.packages if framework == "torch" else ()
+        what = {}
+        if train["stem"] != "imagenet" and not self.uses_stem:
+            what["stem"] = f'ignores stem = "{train["stem"]}"'
+        if train["dropout"] and self.has_dropout is False:
+            what["dropout"] = f"has no dropout layer and ignores dropout = {train['dropout']}"
+        return {key: f"{train['model']} {why}: set it in a [[when]] for other models" for key, why in what.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,22 +326,12 @@ def _found(package: str, kind: type[Declaration]) -> dict[str, Declaration]:
     return declarations
 
 
-@cache
-def strategies() -> dict[str, StrategyDeclaration]:
-    """All strategies by name."""
-    return _found("strategies", StrategyDeclaration)
-
-
-@cache
-def models() -> dict[str, ModelDeclaration]:
-    """All models and model families by name."""
-    return _found("models", ModelDeclaration)
-
-
-@cache
-def datasets() -> dict[str, DatasetDeclaration]:
-    """All data sets and data set families by name."""
-    return _found("datasets", DatasetDeclaration)
+strategies = cache(partial(_found, "strategies", StrategyDeclaration))
+"""Return all strategies by name."""
+models = cache(partial(_found, "models", ModelDeclaration))
+"""Return all models and model families by name."""
+datasets = cache(partial(_found, "datasets", DatasetDeclaration))
+"""Return all data sets and data set families by name."""
 
 
 def find(declarations: Mapping[str, Value], name: str) -> Value | None:
@@ -367,6 +341,13 @@ def find(declarations: Mapping[str, Value], name: str) -> Value | None:
         return exact
     family, slash, member = name.partition("/")
     return declarations.get(f"{family}/*") if slash and member else None
+
+
+def require(declarations: Mapping[str, Value], name: str) -> Value:
+    """The value that :func:`find` finds for a name of a checked experiment."""
+    found = find(declarations, name)
+    assert found is not None, "the experiment file was checked"
+    return found
 
 
 @cache

@@ -139,14 +139,15 @@ def _queues(site: SiteFacts, groups: Sequence[NodeGroup]) -> tuple[ClusterQueue,
         allowed = set(partition.allow_qos or association.qos) - set(partition.deny_qos)
         # Slurm without accounting, or an account without QOS: jobs name none.
         for qos in [q for q in association.qos if q in allowed] if association.qos else [""]:
-            limits = [partition, site.qos.get(qos, Qos()), site.qos.get(partition.qos, Qos())]
+            limits = [site.qos.get(name, Qos()) for name in (qos, partition.qos)]
+            max_times_s = [nodes_max_time_s, association.max_time_s, partition.max_time_s]
             queue = ClusterQueue.model_construct(
                 partition=name,
                 qos=qos,
-                max_time_s=_least([nodes_max_time_s, association.max_time_s, *(limit.max_time_s for limit in limits)]),
-                max_nodes=_least(limit.max_nodes for limit in limits),
-                max_gpus=_least(limit.max_gpus for limit in limits[1:]),
-                max_cpus=_least(limit.max_cpus for limit in limits[1:]),
+                max_time_s=_least([*max_times_s, *(limit.max_time_s for limit in limits)]),
+                max_nodes=_least([partition.max_nodes, *(limit.max_nodes for limit in limits)]),
+                max_gpus=_least(limit.max_gpus for limit in limits),
+                max_cpus=_least(limit.max_cpus for limit in limits),
                 preemptable=_preemptable(site, partition, qos),
             )
             usual = qos in {"", association.usual_qos}

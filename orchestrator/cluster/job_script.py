@@ -20,14 +20,7 @@ import jinja2
 
 from orchestrator.cluster import script_lint
 from orchestrator.cluster.profile import ClusterProfile, CpuNodes, GpuNodes
-from orchestrator.cluster.sbatch_options import (
-    DROPPABLE,
-    CpusBy,
-    GpuRequest,
-    Launcher,
-    Requeue,
-    Vendor,
-)
+from orchestrator.cluster.sbatch_options import DROPPABLE, CpusBy, GpuRequest, Launcher, Requeue, Vendor
 from orchestrator.cluster.value_types import SHIPPED_TEMPLATE
 from orchestrator.errors import InputError
 from orchestrator.plugins import nearest
@@ -84,8 +77,7 @@ def render(shape: ResourceShape, profile: ClusterProfile, *, runs: Path, python:
         "show_devices": _show_devices(shape, nodes) if whole_node else "",
     }
     text = _render(profile.template, values).replace("\r", "")
-    faults = chain(script_lint.script_faults(text, planned, profile.forbid), script_lint.launch_faults(text))
-    for fault in faults:
+    for fault in chain(script_lint.script_faults(text, planned, profile.forbid), script_lint.launch_faults(text)):
         raise InputError(fault.what, where=profile.template or SHIPPED_TEMPLATE, hint=fault.hint)
     return text
 
@@ -223,18 +215,11 @@ def _render(user_template: str, values: dict[str, Any]) -> str:
         return environment.get_template(name).render(values)
     except Exception as error:  # a user's template is a program and may raise anything
         what, hint = _explain(error, values)
-        where = ": ".join(filter(None, [user_template or name, _line(error)]))
-        raise InputError(f"cannot render the template: {what}", where=where, hint=hint) from error
-
-
-def _line(error: Exception) -> str:
-    """Line of a template that raised an error, as far as it is known; lines of Python files do not count."""
-    line = getattr(error, "lineno", None)
-    if line is None:
         frames = traceback.extract_tb(error.__traceback__)
         inside = [f.lineno for f in frames if not f.filename.startswith("<") and not f.filename.endswith(".py")]
-        line = inside[-1] if inside else None
-    return f"line {line}" if line else ""
+        line = getattr(error, "lineno", None) or (inside[-1] if inside else None)
+        where = f"{user_template or name}{f': line {line}' if line else ''}"
+        raise InputError(f"cannot render the template: {what}", where=where, hint=hint) from error
 
 
 _NO_ATTRIBUTE = re.compile(r"'[\w.]*?(\w+) object' has no attribute '(\w+)'")

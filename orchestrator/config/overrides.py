@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from orchestrator import toml_file
 from orchestrator.config.keys import KEYS, Values
 from orchestrator.config.tables import axis_tables, condition_tables, tables_of, unknown_key_hint
-from orchestrator.errors import Mistake
+from orchestrator.errors import ExperimentError, Mistake
 from orchestrator.toml_file import TomlError
 from orchestrator.units import counted
 
@@ -44,41 +44,43 @@ def apply(document: dict[str, Any], sets: Sequence[str], context: Mapping[str, A
         context: for the validators of ``orchestrator.config.keys``.
     """
     overrides = Overrides()
-    given: set[str] = set()
     for text in sets:
-        where = f"--set {text}"
-        key, equals, value_text = (part.strip() for part in text.partition("="))
-        if not equals or not key:
-            overrides.mistakes.append(Mistake(where, "not of the form KEY=VALUE", "write --set lr=0.1"))
-            continue
-        if key not in KEYS:
-            hint = unknown_key_hint(("defaults", key))
-            overrides.mistakes.append(Mistake(where, f"unknown key {toml_file.show(key)}", hint))
-            continue
-        if key in given:
-            overrides.mistakes.append(Mistake(_shortened(where), f"{key} is given twice", "remove one of them"))
-            continue
-        given.add(key)
-        if key == "hardware" and _KIND.fullmatch(value_text):
-            replaced = list(_change_kind(document, value_text))
-            overrides.keys.add(key)
-            overrides.notes.append(
-                f"{where} changes the kind and keeps the number of devices, in {counted(len(replaced), 'place')}"
-            )
-            continue
         try:
-            value = _value(value_text)
-        except TomlError as error:
-            overrides.mistakes.append(Mistake(_shortened(where), error.what, error.hint))
-            continue
-        mistakes = list(_mistakes(key, value, where, context))
-        if mistakes:
-            overrides.mistakes += mistakes
-            continue
-        replaced = list(_replace(document, key, value))
-        overrides.keys.add(key)
-        overrides.notes.append(f"{where} replaces {', '.join(replaced)}" if replaced else f"{where} adds a default")
+            overrides.notes.append(_apply(document, text, overrides.keys, context))
+        except ExperimentError as error:
+            overrides.mistakes += error.mistakes
     return overrides
+
+
+def _apply(document: dict[str, Any], text: str, given: set[str], context: Mapping[str, Any]) -> str:
+    """Apply one ``--set`` text and add its key to ``given``; return what it did, in words."""
+    where = f"--set {text}"
+    shown = where if len(where) <= _LONGEST_SHOWN else f"{where[:_LONGEST_SHOWN]}..."
+    key, equals, value_text = (part.strip() for part in text.partition("="))
+    if not equals or not key:
+        raise ExperimentError([Mistake(where, "not of the form KEY=VALUE", "write --set lr=0.1")])
+    if key not in KEYS:
+        hint = unknown_key_hint(("defaults", key))
+        raise ExperimentError([Mistake(where, f"unknown key {toml_file.show(key)}", hint)])
+    if key in given:
+        raise ExperimentError([Mistake(shown, f"{key} is given twice", "remove one of them")])
+    given.add(key)
+    if key == "hardware" and _KIND.fullmatch(value_text):
+        places = counted(len(list(_change_kind(document, value_text))), "place")
+        return f"{where} changes the kind and keeps the number of devices, in {places}"
+    try:
+        value = _value(value_text)
+        Values.model_validate({key: value}, context=dict(context))
+    except TomlError as error:
+        raise ExperimentError([Mistake(shown, error.what, error.hint)]) from error
+    except ValidationError as error:
+        mistakes = [
+            Mistake(": ".join(filter(None, [where, toml_file.locate(place[1:], value)])), what, hint)
+            for place, what, hint in toml_file.explain(error, unknown_key_hint)
+        ]
+        raise ExperimentError(mistakes) from error
+    replaced = ", ".join(_replace(document, key, value))
+    return f"{where} replaces {replaced}" if replaced else f"{where} adds a default"
 
 
 def _value(text: str) -> Any:
@@ -95,19 +97,6 @@ def _value(text: str) -> Any:
         raise
     value = parsed["value"]
     return text if len(parsed) > 1 or hasattr(value, "isoformat") else value
-
-
-def _shortened(where: str) -> str:
-    return where if len(where) <= _LONGEST_SHOWN else f"{where[:_LONGEST_SHOWN]}..."
-
-
-def _mistakes(key: str, value: Any, where: str, context: Mapping[str, Any]) -> Iterator[Mistake]:
-    try:
-        Values.model_validate({key: value}, context=dict(context))
-    except ValidationError as error:
-        for mistake in toml_file.mistakes(error, {key: value}, "", unknown_key_hint):
-            place = mistake.where.removeprefix(key).lstrip(".")
-            yield Mistake(f"{where}: {place}" if place else where, mistake.what, mistake.hint)
 
 
 def _replace(document: dict[str, Any], key: str, value: Any) -> Iterator[str]:

@@ -71,17 +71,15 @@ class Candidate:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], plugins: Plugins, data_root: Path | None) -> Candidate:
-        """Look up what the values of a cell name; the experiment file was checked, so all of it exists."""
+        """Look up what the values of a cell of a checked experiment name."""
         choice: StrategyChoice = values["strategy"]
-        strategy = registry.find(plugins.strategies, choice.name)
-        model = registry.find(plugins.models, values["model"])
-        dataset = registry.find(plugins.datasets, values["dataset"])
-        assert strategy is not None and model is not None and dataset is not None, "the experiment file was checked"
+        strategy = registry.require(plugins.strategies, choice.name)
+        dataset = registry.require(plugins.datasets, values["dataset"])
         return cls(
             values=values,
             strategy=strategy,
             options=strategy.options_with_defaults(dict(choice.options)),
-            model=model,
+            model=registry.require(plugins.models, values["model"]),
             dataset=dataset,
             shape=dataset.shape(data_root, values["dataset"]),
             hardware=values["hardware"],

@@ -51,12 +51,12 @@ class TargetRules:
 
     def _packages_reason(self, run: _Run) -> str:
         strategy = self._strategy(run)
-        model = registry.find(self._plugins.models, run.train.model)
-        dataset = registry.find(self._plugins.datasets, run.train.dataset)
-        assert model is not None and dataset is not None, "the experiment file was checked"
-        loads = strategy.framework != registry.NO_FRAMEWORK
-        loaded = [*model.packages_for(strategy.framework), *dataset.packages] if loads else []
-        missing = self._packages.missing([*strategy.packages, *loaded])
+        needed = [*strategy.packages]
+        if strategy.framework != registry.NO_FRAMEWORK:
+            needed += registry.require(self._plugins.datasets, run.train.dataset).packages
+        if strategy.framework == "torch":
+            needed += registry.require(self._plugins.models, run.train.model).packages
+        missing = self._packages.missing(needed)
         if not missing:
             return ""
         what = f"not available: {self._packages.python} has no {', '.join(missing)}"
@@ -70,6 +70,4 @@ class TargetRules:
         return resources.place(run.train, run.execution, self._strategy(run), self._profile, self._machine)
 
     def _strategy(self, run: _Run) -> StrategyDeclaration:
-        strategy = registry.find(self._plugins.strategies, run.train.strategy)
-        assert strategy is not None, "the experiment file was checked"
-        return strategy
+        return registry.require(self._plugins.strategies, run.train.strategy)

@@ -164,18 +164,10 @@ def _batch_size(cell: Candidate) -> str:
     return ""
 
 
-@_rule(
-    "batch_norm",
-    "batch_norm",
-    "batch_size",
-    "drop_last",
-    "steps",
-    "train_fraction",
-    "strategy",
-    "hardware",
-    "model",
-    "dataset",
-)
+_OF_BATCHES = ("batch_size", "strategy", "hardware", "drop_last", "train_fraction", "dataset")
+
+
+@_rule("batch_norm", "batch_norm", "steps", "model", *_OF_BATCHES)
 def _batch_norm(cell: Candidate) -> str:
     if not cell.model.has_batch_norm:  # None: only the job can look into the model, and checks the same there
         return ""
