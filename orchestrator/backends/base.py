@@ -29,7 +29,7 @@ SILENCE_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One execution of a run, as an executor is asked about it."""
+    """One execution of a run, as executors get it."""
 
     token: str
     directory: AttemptDir

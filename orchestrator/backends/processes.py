@@ -22,7 +22,7 @@ from typing import Any, Self
 from orchestrator.errors import CommandError
 
 TOKEN_VARIABLE = "ORCHESTRATE_TOKEN"  # noqa: S105 (names an attempt, not a secret)
-"""In the environment of each rank and of its children: finds the processes of an attempt whose parents are gone."""
+"""In the environment of each rank and of its children: finds the processes of an attempt whose parents have ended."""
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)

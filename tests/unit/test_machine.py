@@ -1,4 +1,4 @@
-"""What a machine offers, seen through a fake ``nvidia-smi`` that is a real executable on PATH."""
+"""The devices of a machine, listed by a fake ``nvidia-smi`` on PATH."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GPU 1: NVIDIA A100-SXM4-80GB (UUID: {UUIDS[1]})
 
 
 def fake_nvidia_smi(folder: Path, script: str) -> dict[str, str]:
-    """An environment whose PATH has a ``nvidia-smi`` with this body (POSIX shell)."""
+    """Return an environment whose PATH has an ``nvidia-smi`` with this body (POSIX shell)."""
     folder.mkdir(exist_ok=True)
     command = folder / "nvidia-smi"
     command.write_text(f"#!/bin/sh\n{script}\n")
@@ -68,13 +68,13 @@ def test_all_gpus_with_uuid_and_memory(four_gpus: dict[str, str]) -> None:
         ("1,1", [1]),
     ],
 )
-def test_cuda_visible_devices_means_what_cuda_says(four_gpus: dict[str, str], value: str, expected: list[int]) -> None:
-    """Indices, UUIDs, shortened UUIDs and nothing; the first name of no device ends the list."""
+def test_cuda_visible_devices_as_cuda_reads_it(four_gpus: dict[str, str], value: str, expected: list[int]) -> None:
+    """Indices, UUIDs, abbreviated UUIDs and none; the first entry that names no device ends the list."""
     machine = local_machine({**four_gpus, "CUDA_VISIBLE_DEVICES": value})
     assert [gpu.index for gpu in machine.gpus] == expected
 
 
-def test_instances_stand_in_for_a_gpu_that_is_cut_up(tmp_path: Path) -> None:
+def test_mig_instances_replace_their_gpu(tmp_path: Path) -> None:
     script = f'if [ "$1" = "-L" ]; then\n{printing(MIG_L)}\nelse\n{printing(MIG_LISTING)}\nfi'
     environ = fake_nvidia_smi(tmp_path / "bin", script)
     machine = local_machine(environ)
@@ -85,19 +85,19 @@ def test_instances_stand_in_for_a_gpu_that_is_cut_up(tmp_path: Path) -> None:
     assert [gpu.uuid for gpu in only.gpus] == ["MIG-bbbb"]
 
 
-def test_an_old_driver_that_does_not_know_mig(tmp_path: Path) -> None:
+def test_a_driver_without_mig(tmp_path: Path) -> None:
     refusing = 'case "$1" in *mig*) echo "Field mig.mode.current is not a valid field" >&2; exit 2;; esac\n'
     environ = fake_nvidia_smi(tmp_path / "bin", refusing + printing(LISTING.replace(", Disabled", "")))
     assert len(local_machine(environ).gpus) == 4
 
 
-def test_no_nvidia_smi_is_a_machine_without_gpus(tmp_path: Path) -> None:
+def test_a_machine_without_nvidia_smi_has_no_gpus(tmp_path: Path) -> None:
     machine = local_machine({"PATH": str(tmp_path)})
     assert machine.gpus == ()
     assert machine.problem == ""
 
 
-def test_a_failing_nvidia_smi_says_why(tmp_path: Path) -> None:
+def test_a_failing_nvidia_smi_is_quoted(tmp_path: Path) -> None:
     environ = fake_nvidia_smi(tmp_path / "bin", "echo could not talk to the driver; exit 9")
     machine = local_machine(environ)
     assert machine.gpus == ()
@@ -105,7 +105,7 @@ def test_a_failing_nvidia_smi_says_why(tmp_path: Path) -> None:
 
 
 def test_cpu_quota_of_a_container(tmp_path: Path) -> None:
-    """The tightest quota on the way up counts; none, and a path of the host's that is not here, are no quota."""
+    """The smallest quota of all parent groups counts; without one, or with a path of the host, there is no quota."""
     (tmp_path / "a/b").mkdir(parents=True)
     membership = tmp_path / "membership"
     membership.write_text("0::/a/b\n")

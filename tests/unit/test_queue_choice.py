@@ -20,7 +20,7 @@ SCRIPT = Path("/runs/script.sh")
 def answers(
     monkeypatch: pytest.MonkeyPatch, say: Callable[[tuple[str, ...]], tuple[int, str]]
 ) -> list[tuple[str, ...]]:
-    """``sbatch`` says this; the list fills with what it was asked."""
+    """Let ``sbatch`` print this; return a list that its calls are added to."""
     asked: list[tuple[str, ...]] = []
 
     def run(*argv: str, timeout_s: float = 0) -> Answer:

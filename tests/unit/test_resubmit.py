@@ -51,7 +51,7 @@ SITE = ClusterLimits(name="sol", nodes=NODES, recovery={"lost": 1, "unheard_of":
 
 
 class FakeExecutor:
-    """Accepts everything up to its limit, or rejects it; remembers the requests."""
+    """Accepts requests up to its limit, or rejects all; records them."""
 
     cancel_wait_s = 0.0
 
@@ -85,7 +85,7 @@ class FakeExecutor:
 
 
 class Campaign:
-    """Runs that were sent to a cluster, and how they ended."""
+    """Runs that were submitted to a cluster, and how they ended."""
 
     def __init__(self, store: Store, workspace: Workspace, executor: FakeExecutor) -> None:
         self.store, self.workspace, self.executor = store, workspace, executor
@@ -150,7 +150,7 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Campai
 
 
 def test_from_a_time_out_to_the_next_attempt(campaign: Campaign) -> None:
-    """The larger limit is in the spec, the shape, the arguments of sbatch, the store and the files; and is counted."""
+    """The raised limit is in the spec, the shape, the options of sbatch, the store and the files; and it is counted."""
     run = campaign.send()
     campaign.end(run, State.TIMEOUT, "time_limit")
     assert campaign.assessment(run).message == (
@@ -195,14 +195,14 @@ def test_other_classes_add_to_the_same_request(campaign: Campaign) -> None:
     ("style", "argument"),
     [("node", {"mem": "8G"}), ("per_gpu", {"mem-per-gpu": "4G"}), ("per_cpu", {"mem-per-cpu": "1366M"})],
 )
-def test_memory_is_asked_for_as_the_site_wants_it(style: str, argument: dict[str, str]) -> None:
+def test_memory_is_requested_in_the_form_of_the_site(style: str, argument: dict[str, str]) -> None:
     site = ClusterLimits(name="sol", nodes={"a100": {"mem_style": style}})
     decision = Decision(action=RecoveryAction.RAISE_MEMORY, time_limit_s=3600, mem_bytes=8 * GB)
     assert resubmit.next_shape(SHAPE, decision, site).arguments == argument
 
 
 def test_an_unchanged_resubmission_keeps_its_shape() -> None:
-    """So it goes out in one array with others of that shape; on this machine there is no sbatch to tell."""
+    """It joins an array with others of that shape; on this machine there are no options of sbatch."""
     same = Decision(action=RecoveryAction.RESUBMIT, time_limit_s=3600, mem_bytes=4 * GB)
     assert resubmit.next_shape(SHAPE, same, SITE) == SHAPE
     longer = Decision(action=RecoveryAction.RAISE_TIME, time_limit_s=7200, mem_bytes=None)
@@ -210,7 +210,7 @@ def test_an_unchanged_resubmission_keeps_its_shape() -> None:
 
 
 def test_resource_limits_of_a_cluster() -> None:
-    """The cap is the queue's own, or the longest where another queue may take it; nodes the user excludes stay so."""
+    """The limit is the queue's, or the longest if Slurm may choose another; nodes that the user excludes stay so."""
     assert resource_limits(SHAPE, 3600, SITE).max_time_s == 5400
     assert resource_limits(replace(SHAPE, qos="other"), 3600, SITE).max_time_s == 0
     queues = {"a100": {"max_time_s": {"htc/public": 5400, "public/public": 9000}}}
@@ -226,7 +226,7 @@ def test_resource_limits_of_a_cluster() -> None:
 
 
 def test_the_last_node_is_not_excluded(campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slurm is asked before a node is left out; where it has no other, the run keeps its state and message, and the
+    """Slurm is queried before a node is excluded; if it has no other, the run keeps its state and message, and the
     decision stands with its remedy until people send it again."""
     asked: list[tuple[str, ...]] = []
     answers = ["", "Requested node configuration is not available"]
@@ -256,7 +256,7 @@ def test_the_last_node_is_not_excluded(campaign: Campaign, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("refusal", ["", "Unable to contact slurm controller (connect failure)"])
-def test_a_node_is_left_out_unless_slurm_says_that_none_is_left(
+def test_a_node_is_excluded_unless_it_is_the_last(
     campaign: Campaign, monkeypatch: pytest.MonkeyPatch, refusal: str
 ) -> None:
     monkeypatch.setattr(resubmit.queue_choice, "estimate", lambda *_: StartEstimate(rejection=refusal))
@@ -265,8 +265,8 @@ def test_a_node_is_left_out_unless_slurm_says_that_none_is_left(
     assert campaign.executor.submitted[0].shape.arguments == {"exclude": "n1"}
 
 
-def test_a_refusal_of_what_recovery_asked_for_keeps_the_cause(campaign: Campaign) -> None:
-    """People read what ended the run first, then what Slurm did not take."""
+def test_a_rejected_resubmission_keeps_the_cause(campaign: Campaign) -> None:
+    """The message has what ended the run first, then why Slurm rejected the resubmission."""
     run = campaign.send()
     campaign.end(run, State.TIMEOUT, "time_limit")
     campaign.executor.refusal = "Requested time limit is invalid"
@@ -282,7 +282,7 @@ def _verb(campaign: Campaign, *argv: str) -> int:
     return cli.run([*argv, "--runs", str(campaign.workspace.runs), "--db", campaign.workspace.database])
 
 
-def test_logs_of_an_attempt_that_never_ran_point_to_the_one_before(
+def test_logs_of_an_attempt_that_never_ran_name_the_previous_one(
     campaign: Campaign, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = campaign.send()
@@ -322,7 +322,7 @@ def test_cancel_counts_what_slurm_has_not_ended_yet(
     ("reason", "hint"),
     [("", "it is under way"), ("cancelling", "it is being cancelled; retry it when orchestrate status")],
 )
-def test_retry_of_what_goes_on(campaign: Campaign, capsys: pytest.CaptureFixture[str], reason: str, hint: str) -> None:
+def test_retry_of_a_live_run(campaign: Campaign, capsys: pytest.CaptureFixture[str], reason: str, hint: str) -> None:
     run = campaign.send()
     update_statuses(campaign.store, [StatusUpdate(run.run_id, 1, State.RUNNING)])
     campaign.executor.reason = reason
@@ -331,7 +331,7 @@ def test_retry_of_what_goes_on(campaign: Campaign, capsys: pytest.CaptureFixture
 
 
 def test_a_retry_uses_all_nodes_again() -> None:
-    """retry begins anew, so the nodes that recovery left out count again; more time and memory stay."""
+    """retry includes the nodes again that recovery excluded; raised time and memory stay."""
     out = Decision(action=RecoveryAction.EXCLUDE_NODE, time_limit_s=3600, mem_bytes=4 * GB, excluded=("n1",))
     assert resubmit.without_exclusions(resubmit.next_shape(SHAPE, out, SITE)) == SHAPE
     both = Decision(action=RecoveryAction.EXCLUDE_NODE, time_limit_s=7200, mem_bytes=4 * GB, excluded=("n1",))
@@ -349,8 +349,8 @@ def test_at_the_submit_limit_a_run_stays_due(campaign: Campaign) -> None:
     assert sorted(campaign.assessment(run).decision.action for run in runs) == ["none", "resubmit"]
 
 
-def test_two_commands_at_once_send_it_once(campaign: Campaign) -> None:
-    """Both have decided before either has sent."""
+def test_two_commands_at_once_resubmit_a_run_once(campaign: Campaign) -> None:
+    """Both decide before either submits."""
     run = campaign.send()
     campaign.end(run, State.PREEMPTED, "preempted")
     due = [campaign.assessment(run)]
@@ -359,14 +359,14 @@ def test_two_commands_at_once_send_it_once(campaign: Campaign) -> None:
     assert len(campaign.executor.submitted) == 1 and [a.number for a in run.attempts()] == [1, 2]
 
 
-def test_what_somebody_held_is_not_sent(campaign: Campaign) -> None:
+def test_a_held_run_is_not_resubmitted(campaign: Campaign) -> None:
     run = campaign.send()
     campaign.end(run, State.LOST, "no_sign_of_life")
     run.attempt(1).held.touch()
     assert campaign.recover() == [] and "it was cancelled; orchestrate retry" in campaign.assessment(run).message
 
 
-def test_a_program_error_is_counted_by_the_run_s_own_number(campaign: Campaign) -> None:
+def test_program_errors_are_bounded_by_retries(campaign: Campaign) -> None:
     runs = {retries: campaign.send(retries=retries, seed=retries) for retries in (0, 1)}
     for run in runs.values():
         campaign.end(run, State.FAILED, "hang")
@@ -377,13 +377,13 @@ def test_a_program_error_is_counted_by_the_run_s_own_number(campaign: Campaign) 
     assert campaign.assessment(runs[1]).message.startswith("not resubmitted: after 1 of 1 for program_error")
 
 
-def test_progress_is_a_checkpoint_of_the_attempt(campaign: Campaign) -> None:
+def test_a_timeout_needs_a_checkpoint_of_its_attempt(campaign: Campaign) -> None:
     run = campaign.send()
     campaign.end(run, State.TIMEOUT, "time_limit", checkpoint=False)
     assert campaign.recover() == [] and "no checkpoint was written" in campaign.assessment(run).message
 
 
-def test_a_spec_that_cannot_be_read_is_told(campaign: Campaign) -> None:
+def test_an_unreadable_spec_is_reported(campaign: Campaign) -> None:
     run = campaign.send()
     campaign.end(run, State.LOST, "no_sign_of_life")
     run.spec.write_text("{")
@@ -404,7 +404,7 @@ def test_a_spec_that_cannot_be_read_is_told(campaign: Campaign) -> None:
 def test_the_node_at_fault(
     campaign: Campaign, nodes: list[str], complaint: int | None, exit_nodes: str, found: str
 ) -> None:
-    """The only one, or that of the rank that complained; of several nobody can tell."""
+    """The only one, or that of the rank that recorded the failure; unknown if there were several."""
     run = campaign.send()
     attempt = run.attempt(1).create()
     for rank, node in enumerate(nodes):
@@ -418,14 +418,14 @@ def test_the_node_at_fault(
     assert campaign.assessment(run).decision.excluded == ((found,) if found else ())
 
 
-def test_a_site_that_nobody_knows_decides_nothing(campaign: Campaign) -> None:
+def test_an_unknown_cluster_decides_nothing(campaign: Campaign) -> None:
     run = campaign.send()
     campaign.end(run, State.LOST, "no_sign_of_life")
     (campaign.workspace.runs / "sites" / "sol" / "site.json").unlink()
     assert campaign.assessment(run).decision == Decision(action=RecoveryAction.NONE)
 
 
-def test_policies_of_other_versions_are_passed_over(campaign: Campaign) -> None:
+def test_keys_of_other_versions_are_ignored(campaign: Campaign) -> None:
     """``unheard_of`` in the site's file; and a profile's own numbers count."""
     run = campaign.send()
     campaign.end(run, State.PREEMPTED, "preempted")

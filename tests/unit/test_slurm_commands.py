@@ -155,13 +155,13 @@ def test_rejected_or_no_answer(code: int | None, text: str, expected: SbatchOutc
 
 
 def test_the_environment_of_client_commands() -> None:
-    """Which cluster stays; what the caller's job or habits would add does not."""
+    """The choice of the cluster stays; options from the caller's environment do not."""
     caller = {"SLURM_CONF": "/c", "SLURM_JOB_ID": "1", "SLURM_CPU_BIND": "x", "SBATCH_PARTITION": "p", "HOME": "/h"}
     assert commands.environment(caller) == {"SLURM_CONF": "/c", "HOME": "/h", "SLURM_BITSTR_LEN": "0"}
     assert commands.option_variables(caller) == ["SBATCH_PARTITION", "SLURM_CPU_BIND", "SLURM_JOB_ID"]
 
 
-def test_a_command_that_does_not_end_or_is_not_there(cluster: Fakes) -> None:
+def test_a_command_that_does_not_end_or_does_not_exist(cluster: Fakes) -> None:
     (cluster.bin / "slow").write_text("#!/bin/sh\nexec sleep 20\n")
     (cluster.bin / "slow").chmod(0o755)
     assert commands.run("slow", timeout_s=0.2).text == "slow did not end within 0 s"
@@ -169,7 +169,7 @@ def test_a_command_that_does_not_end_or_is_not_there(cluster: Fakes) -> None:
 
 
 class TestClaim:
-    """Of all jobs that were made for an attempt, one carries it out."""
+    """Of all jobs of an attempt, one executes it."""
 
     JOB: ClassVar = {
         "SUBMITIT_EXECUTOR": "slurm",

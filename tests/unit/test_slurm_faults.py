@@ -119,7 +119,7 @@ def test_cancelling_500_tasks_takes_three_calls(fakes: Fakes, monkeypatch: pytes
     assert {word for call in calls for word in call.split()[1:]} == {f"77_{index}" for index in range(500)}
 
 
-def test_a_runs_folder_behind_a_link_is_named_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runs_folder_has_one_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From another directory and through a link: jobs, store and logs get one absolute path."""
     (tmp_path / "real" / "sub").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real")
