@@ -8,13 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from sqlalchemy import Table
 
 from db.models import attempts, classes, epochs, ranks, results
 from db.rows import Row, typed, typed_all
-from workloads.contract import RANK_LOST, RunResult, State
+from workloads.contract import RANK_LOST, State
 from workloads.files.event_log import read_events
-from workloads.files.json_file import read_json
+from workloads.files.json_file import read_object
 from workloads.files.run_dir import AttemptDir
 
 UNREADABLE = (OSError, ValueError, RecursionError)
@@ -28,6 +30,14 @@ class IngestProblem:
     path: Path
     what: str
 
+    @classmethod
+    def of(cls, path: Path, error: BaseException) -> Self:
+        """Return what people read about a file that could not be read."""
+        if isinstance(error, OSError):
+            return cls(path, error.strerror or str(error))
+        what = "nested too deeply" if isinstance(error, RecursionError) else str(error).removeprefix(f"{path}: ")
+        return cls(path, what)
+
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
@@ -38,34 +48,21 @@ class FileStamp:
     read_bytes: int = 0
     """How far an append-only file was read."""
 
+    @classmethod
+    def of(cls, path: Path) -> Self | None:
+        """Return a file's stamp now; None when it does not exist. Raises OSError if its folder cannot be read."""
+        try:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return cls(status.st_size, status.st_mtime_ns)
+
     def is_same_file(self, other: FileStamp | None) -> bool:
         return other is not None and (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
 
 
-def file_stamp(path: Path) -> FileStamp | None:
-    """Return a file's stamp now; None when it does not exist.
-
-    Raises:
-        OSError: its folder cannot be read.
-    """
-    try:
-        status = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return FileStamp(status.st_size, status.st_mtime_ns)
-
-
 def ingested_files(attempt: AttemptDir) -> tuple[Path, ...]:
     return (attempt.submission, attempt.exit, attempt.result, attempt.events())
-
-
-def ingest_problem(path: Path, error: BaseException) -> IngestProblem:
-    """Return what people read about a file that could not be read."""
-    if isinstance(error, OSError):
-        return IngestProblem(path, error.strerror or str(error))
-    if isinstance(error, RecursionError):
-        return IngestProblem(path, "nested too deeply")
-    return IngestProblem(path, str(error).removeprefix(f"{path}: "))
 
 
 @dataclass(slots=True)
@@ -74,10 +71,8 @@ class AttemptReading:
 
     values: dict[str, Any]
     """Its row of the table ``attempts``, by column."""
-    result: Row | None = None
-    classes: list[Row] = field(default_factory=list)
-    ranks: list[Row] = field(default_factory=list)
-    epochs: list[Row] = field(default_factory=list)
+    rows: dict[Table, list[Row]] = field(default_factory=lambda: {t: [] for t in (results, classes, ranks, epochs)})
+    """Of the tables that belong to an attempt."""
     stamps: dict[Path, FileStamp] = field(default_factory=dict)
     """Of the files that were read."""
     problems: list[IngestProblem] = field(default_factory=list)
@@ -86,18 +81,15 @@ class AttemptReading:
 def read_attempt(
     run_id: str, folder: AttemptDir, stored: Mapping[str, Any] | None, known: Mapping[Path, FileStamp]
 ) -> AttemptReading | None:
-    """Read the files of an attempt that have changed; None when none has.
+    """Read the files of an attempt that have changed; None when none has. Raises OSError if the folder is unreadable.
 
     Args:
         run_id: its run.
         folder: its files.
         stored: its row in the store, if any, by column.
         known: stamps of files as they were last read.
-
-    Raises:
-        OSError: the folder cannot be read.
     """
-    now = {path: stamp for path in ingested_files(folder) if (stamp := file_stamp(path)) is not None}
+    now = {path: stamp for path in ingested_files(folder) if (stamp := FileStamp.of(path)) is not None}
     changed = {path for path, stamp in now.items() if not stamp.is_same_file(known.get(path))}
     if not changed:
         return None
@@ -123,7 +115,7 @@ def _read_state(reading: AttemptReading, folder: AttemptDir, now: Mapping[Path, 
             updated = {**values, "state": State.LOST, **parse()}
             typed(attempts, updated)
         except UNREADABLE as error:
-            reading.problems.append(ingest_problem(path, error))
+            reading.problems.append(IngestProblem.of(path, error))
             return False
         values.update(updated)
         reading.stamps[path] = now[path]
@@ -135,7 +127,7 @@ def _read_state(reading: AttemptReading, folder: AttemptDir, now: Mapping[Path, 
     observed = {name: values.get(name) for name in ("state", "reason", "message")} if ended else None
     if read(folder.result, lambda: _result(reading, folder)):
         if values["reason"] == RANK_LOST:
-            # The rank that wrote it only lost its peer. What it measured counts; the job's end is told by exit.json.
+            # The rank that wrote it only lost its peer. What it measured counts; exit.json has the job's end.
             values |= observed or {"state": State.RUNNING, "reason": "", "message": ""}
         return
     if ended:
@@ -148,7 +140,7 @@ def _read_state(reading: AttemptReading, folder: AttemptDir, now: Mapping[Path, 
 
 
 def _submission(folder: AttemptDir) -> dict[str, Any]:
-    data = _object(read_json(folder.submission))
+    data = read_object(folder.submission)
     if data.get("attempt", folder.number) != folder.number:
         raise ValueError(f"belongs to attempt {data['attempt']}")
     names = ("token", "target", "job_id", "submitted_at", "time_limit_s", "shape", "recovery")
@@ -159,7 +151,7 @@ def _submission(folder: AttemptDir) -> dict[str, Any]:
 
 
 def _exit(folder: AttemptDir) -> dict[str, Any]:
-    data = _object(read_json(folder.exit))
+    data = read_object(folder.exit)
     state = _end_state(data.get("state"))
     values = {"state": state, "reason": data.get("reason") or "", "message": data.get("message") or ""}
     if state == State.SUCCEEDED:
@@ -173,7 +165,13 @@ def _result(reading: AttemptReading, folder: AttemptDir) -> dict[str, Any]:
     for name, kind in (("provenance", dict), ("nonfinite", dict), ("per_class", list), ("memory_by_rank", list)):
         if not isinstance(getattr(result, name), kind):
             raise ValueError(f"{name} is not a {kind.__name__}")
-    rows = _result_rows(result)
+    key = {"run_id": result.run_id, "attempt": result.attempt}
+    digests = {name: result.provenance.get(name) for name in ("code_digest", "packages_digest")}
+    rows = {
+        results: [typed(results, {**result.to_json(), **digests})],
+        classes: [typed(classes, {**_object(c), **key, "class_index": i}) for i, c in enumerate(result.per_class)],
+        ranks: [typed(ranks, {**_object(rank), **key}) for rank in result.memory_by_rank],
+    }
     stored = reading.values
     values = {
         "state": _end_state(result.state),
@@ -182,19 +180,8 @@ def _result(reading: AttemptReading, folder: AttemptDir) -> dict[str, Any]:
         "started_at": stored.get("started_at") or result.started_at,
         "ended_at": result.ended_at or stored.get("ended_at"),
     }
-    reading.result, reading.classes, reading.ranks = rows
+    reading.rows |= rows
     return values
-
-
-def _result_rows(result: RunResult) -> tuple[Row, list[Row], list[Row]]:
-    """Return its rows in the tables ``results``, ``classes`` and ``ranks``."""
-    key = {"run_id": result.run_id, "attempt": result.attempt}
-    digests = {name: result.provenance.get(name) for name in ("code_digest", "packages_digest")}
-    return (
-        typed(results, {**result.to_json(), **digests}),
-        [typed(classes, {**_object(c), **key, "class_index": i}) for i, c in enumerate(result.per_class)],
-        [typed(ranks, {**_object(rank), **key}) for rank in result.memory_by_rank],
-    )
 
 
 def _read_events(reading: AttemptReading, path: Path, now: FileStamp, before: FileStamp | None) -> None:
@@ -203,7 +190,7 @@ def _read_events(reading: AttemptReading, path: Path, now: FileStamp, before: Fi
     try:
         events, end = read_events(path, offset, "start", "epoch")
     except (OSError, RecursionError) as error:
-        reading.problems.append(ingest_problem(path, error))
+        reading.problems.append(IngestProblem.of(path, error))
         return
     reading.stamps[path] = replace(now, read_bytes=end)
     values = reading.values
@@ -213,11 +200,11 @@ def _read_events(reading: AttemptReading, path: Path, now: FileStamp, before: Fi
     key = {"run_id": values["run_id"], "attempt": values["attempt"]}
     found = [event | key | {"diverged": _has_diverged(event)} for event in events if event["event"] == "epoch"]
     try:
-        reading.epochs = typed_all(epochs, found)
+        reading.rows[epochs] = typed_all(epochs, found)
     except ValueError:
         for event in found:
             try:
-                reading.epochs.append(typed(epochs, event))
+                reading.rows[epochs].append(typed(epochs, event))
             except ValueError as error:
                 reading.problems.append(IngestProblem(path, f"an epoch's {error}"))
 

@@ -17,20 +17,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Table, delete, func, select, tuple_
+from sqlalchemy import Connection, RowMapping, Table, delete, select, tuple_
 
-from db.attempt_files import (
-    UNREADABLE,
-    FileStamp,
-    IngestProblem,
-    file_stamp,
-    ingest_problem,
-    ingested_files,
-    read_attempt,
-)
+from db.attempt_files import UNREADABLE, FileStamp, IngestProblem, ingested_files, read_attempt
 from db.connect import Store, open_store
 from db.models import CONTENT, JsonObject, attempts, classes, epochs, ingested, ranks, results, runs
-from db.rows import Row, run_rows, typed, upsert
+from db.rows import Row, count_rows, run_rows, typed, upsert
 from workloads.contract import State
 from workloads.errors import InputError
 from workloads.files.run_dir import AttemptDir, RunDir, run_dirs
@@ -58,7 +50,7 @@ def collect(store: Store, runs_folder: Path) -> CollectReport:
         known = _stamps(connection)
 
     def unreadable(error: OSError) -> None:
-        report.problems.append(ingest_problem(Path(error.filename or runs_folder), error))
+        report.problems.append(IngestProblem.of(Path(error.filename or runs_folder), error))
 
     changed = (run for run in run_dirs(runs_folder, unreadable) if _has_changed(run, known, unreadable))
     while batch := list(islice(changed, RUNS_PER_TRANSACTION)):
@@ -76,10 +68,8 @@ def rebuild(store: Store, runs_folder: Path, *, drop_missing: bool = False) -> C
     Args:
         store: open for writing.
         runs_folder: source of the new content.
-        drop_missing: drop runs, attempts, results and epochs that have no files there.
-
-    Raises:
-        InputError: some would be dropped without ``drop_missing``; nothing was changed.
+        drop_missing: drop runs, attempts, results and epochs that have no files there. Without it, nothing is changed
+            and InputError is raised where some would be dropped.
     """
     with tempfile.TemporaryDirectory() as folder, open_store(str(Path(folder) / "fresh.db")) as fresh:
         collect(fresh, runs_folder)
@@ -108,10 +98,7 @@ def rebuild(store: Store, runs_folder: Path, *, drop_missing: bool = False) -> C
     # The directories may have changed while the new content was written.
     problems = collect(store, runs_folder).problems
     with store.read() as connection:
-        counts = {
-            t.name: connection.execute(select(func.count()).select_from(t)).scalar_one()
-            for t in (runs, attempts, results, epochs)
-        }
+        counts = {table.name: count_rows(connection, table) for table in _LOSSES}
     return CollectReport(**counts, problems=problems)
 
 
@@ -135,6 +122,9 @@ def _names(lost: set[Row]) -> str:
     return ", ".join(names) + (", ..." if len(lost) > len(names) else "")
 
 
+_UNSETTLED = {state.value for state in State if state.live or state is State.LOST}
+
+
 def _keep_unsettled(target: Connection, old_runs: Mapping[str, Row], old_attempts: Iterable[RowMapping]) -> None:
     """Keep what the earlier content knew of attempts whose files do not say how they ended."""
     fresh = {(row["run_id"], row["attempt"]): row for row in target.execute(select(attempts)).mappings()}
@@ -149,7 +139,7 @@ def _keep_unsettled(target: Connection, old_runs: Mapping[str, Row], old_attempt
             if old["run_id"] not in fresh_runs:
                 kept_runs[old["run_id"]] = old_runs[old["run_id"]]
         # Only a result makes a success, and its file does not exist any more.
-        elif new is not None and _is_unsettled(State(new["state"])) and old["state"] != State.SUCCEEDED:
+        elif new is not None and new["state"] in _UNSETTLED and old["state"] != State.SUCCEEDED:
             written = {name: value for name, value in new.items() if value not in {None, "", "{}"}}
             observed = {name: old[name] for name in ("state", "reason", "message", "ended_at")}
             values = {**old, **written, **observed}
@@ -157,10 +147,6 @@ def _keep_unsettled(target: Connection, old_runs: Mapping[str, Row], old_attempt
             kept.append(tuple(values[c.name] for c in attempts.columns))
     upsert(target, runs, list(kept_runs.values()))
     upsert(target, attempts, kept)
-
-
-def _is_unsettled(state: State) -> bool:
-    return state.live or state is State.LOST
 
 
 def _stamps(connection: Connection, paths: Iterable[Path] | None = None) -> dict[str, FileStamp]:
@@ -178,7 +164,7 @@ def _key(path: Path) -> str:
 def _has_changed(run: RunDir, known: Mapping[str, FileStamp], unreadable: Callable[[OSError], None]) -> bool:
     try:
         paths = [run.spec, *(path for attempt in run.attempts() for path in ingested_files(attempt))]
-        return any((now := file_stamp(p)) is not None and not now.is_same_file(known.get(_key(p))) for p in paths)
+        return any((now := FileStamp.of(p)) is not None and not now.is_same_file(known.get(_key(p))) for p in paths)
     except OSError as error:
         unreadable(error)
         return False
@@ -188,9 +174,7 @@ class _Batch:
     """Some runs, read and written inside one transaction."""
 
     def __init__(self, connection: Connection, folder: Path, report: CollectReport) -> None:
-        self._connection = connection
-        self._folder = folder
-        self._report = report
+        self._connection, self._folder, self._report = connection, folder, report
         self._stamps: dict[Path, FileStamp] = {}
         self._runs: set[str] = set()
         self._attempts: dict[tuple[str, int], dict[str, Any]] = {}
@@ -226,7 +210,7 @@ class _Batch:
             self._attempts[row["run_id"], row["attempt"]] = {**row, **parsed}
 
     def _read_spec(self, run: RunDir, *, has_attempts: bool) -> None:
-        now = file_stamp(run.spec)
+        now = FileStamp.of(run.spec)
         if now is None:
             if has_attempts and run.run_id not in self._runs:
                 raise ValueError("missing, so its attempts belong to no known run")
@@ -242,13 +226,11 @@ class _Batch:
             return
         self._report.problems += reading.problems
         self._report.attempts += 1
-        self._report.results += reading.result is not None
-        self._report.epochs += len(reading.epochs)
+        self._report.results += len(reading.rows[results])
+        self._report.epochs += len(reading.rows[epochs])
         self._rows[attempts].append(typed(attempts, reading.values))
-        self._rows[results] += [reading.result] if reading.result else []
-        self._rows[classes] += reading.classes
-        self._rows[ranks] += reading.ranks
-        self._rows[epochs] += reading.epochs
+        for table, rows in reading.rows.items():
+            self._rows[table] += rows
         for path, stamp in reading.stamps.items():
             self._add_stamp(path, stamp)
 
@@ -266,9 +248,8 @@ class _Batch:
             owner = owners.setdefault(row["token"], key) if row["token"] is not None else key
             if owner != key:
                 row["token"] = None
-                what = (
-                    f"attempt {key[1]} of run {key[0]} has the token of attempt {owner[1]} of run {owner[0]}: a copy?"
-                )
+                which, whose = (f"attempt {attempt} of run {run_id}" for run_id, attempt in (key, owner))
+                what = f"{which} has the token of {whose}: a copy?"
                 self._report.problems.append(IngestProblem(self._folder, what))
         self._rows[attempts] = [tuple(row.values()) for row in rows]
 
@@ -285,4 +266,4 @@ class _Batch:
         try:
             yield
         except UNREADABLE as error:
-            self._report.problems.append(ingest_problem(path, error))
+            self._report.problems.append(IngestProblem.of(path, error))

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Text, cast, func, or_, select, text
+from sqlalchemy import ColumnElement, Text, cast, or_, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from db.connect import Store
 from db.errors import QueryError
 from db.models import CONTENT, ingested, summary
+from db.rows import count_rows
 from workloads.contract import INT64, Hardware, State
 from workloads.errors import InputError
 
@@ -58,14 +59,13 @@ class Duration:
 def run_records(store: Store) -> dict[str, RunRecord]:
     """Return every run by run id, in order of run id."""
     names = [name for name in RunRecord.__dataclass_fields__ if name != "gpus"]
-    query = select(*(summary.c[name] for name in names), summary.c.hardware).order_by(summary.c.run_id)
-    records = {}
+    query = select(summary.c.hardware, *(summary.c[name] for name in names)).order_by(summary.c.run_id)
+
+    def record(*, hardware: str, state: str, attempt: int | None, **values: Any) -> RunRecord:
+        return RunRecord(**values, state=State(state), attempt=attempt or 0, gpus=Hardware.parse(hardware).gpus)
+
     with store.read() as connection:
-        for row in connection.execute(query):
-            values = {**row._mapping, "state": State(row.state), "attempt": row.attempt or 0}
-            gpus = Hardware.parse(values.pop("hardware")).gpus
-            records[row.run_id] = RunRecord(**values, gpus=gpus)
-    return records
+        return {row["run_id"]: record(**row) for row in connection.execute(query).mappings()}
 
 
 def durations(store: Store) -> list[Duration]:
@@ -81,24 +81,15 @@ SUMMARY_COLUMNS: dict[str, type[Any]] = {c.name: c.type.python_type for c in sum
 """Columns of the view ``summary`` in its order, with the type of their values."""
 
 _OPERATORS: dict[str, Callable[[Any, Any], ColumnElement[bool]]] = {
-    "=": operator.eq,
-    # Unlike <>, true where the column is null.
-    "!=": ColumnElement.is_distinct_from,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
+    "!=": ColumnElement.is_distinct_from,  # unlike <>, true where the column is null
+    **{"=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge},
 }
 _CONDITION = re.compile(r"\s*(\w+)\s*(!=|<=|>=|=|<|>|~)(.*)", re.DOTALL)
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 def require_column(name: str, where: str, known: Iterable[str] = SUMMARY_COLUMNS) -> str:
-    """Return the name of a column.
-
-    Raises:
-        InputError: there is no such column; the hint names the nearest one.
-    """
+    """Return the name of a column; raise InputError with the nearest one where there is no such column."""
     names = list(known)
     if name in names:
         return name
@@ -236,14 +227,7 @@ def _unique_names(names: Sequence[str]) -> list[str]:
     return unique
 
 
-_STORE_FAILURES = (
-    "SQLITE_BUSY",
-    "SQLITE_IOERR",
-    "SQLITE_PROTOCOL",
-    "SQLITE_CORRUPT",
-    "SQLITE_NOTADB",
-    "SQLITE_CANTOPEN",
-)
+_STORE_FAILURES = tuple(f"SQLITE_{name}" for name in ("BUSY", "IOERR", "PROTOCOL", "CORRUPT", "NOTADB", "CANTOPEN"))
 
 
 def _query_error(sql: str, error: SQLAlchemyError) -> Exception:
@@ -264,15 +248,14 @@ def _query_error(sql: str, error: SQLAlchemyError) -> Exception:
 
 def _nearest(why: str) -> str:
     """Return the table or column nearest to the unknown name in an error."""
-    tables = {row["table"] for row in all_columns()}
-    columns = {row["column"] for row in all_columns()}
     unknown = re.search(
         r"no such (table|column): (?:\w+\.)?(\w+)|(relation|column) \"?(?:\w+\.)?(\w+)\"? does not exist", why
     )
     if unknown is None:
         return ""
-    kind, name = (unknown[1], unknown[2]) if unknown[1] else (unknown[3], unknown[4])
-    near = difflib.get_close_matches(name, columns if kind == "column" else tables, n=1)
+    kind, name = filter(None, unknown.groups())
+    known = {row["column" if kind == "column" else "table"] for row in all_columns()}
+    near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]}?" if near else "orchestrate db info --columns lists tables and columns"
 
 
@@ -290,7 +273,4 @@ def all_columns() -> list[dict[str, str]]:
 def sizes(store: Store) -> list[dict[str, Any]]:
     """Return the number of rows of every table."""
     with store.read() as connection:
-        return [
-            {"table": t.name, "rows": connection.execute(select(func.count()).select_from(t)).scalar_one()}
-            for t in (*CONTENT, ingested)
-        ]
+        return [{"table": t.name, "rows": count_rows(connection, t)} for t in (*CONTENT, ingested)]

@@ -10,7 +10,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Boolean, Connection, Double, Table, Text
+from sqlalchemy import BigInteger, Boolean, Connection, Double, Table, Text, func, select
 
 from db.models import JsonList, JsonObject, runs
 from workloads.contract import INT64, RunSpec
@@ -95,6 +95,10 @@ def upsert(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
     """Insert rows, or overwrite those that exist; by the driver, at ten times the speed of SQLAlchemy's own insert."""
     if rows:
         connection.exec_driver_sql(_upsert_sql(table, connection.dialect.name), list(rows))
+
+
+def count_rows(connection: Connection, table: Table) -> int:
+    return connection.execute(select(func.count()).select_from(table)).scalar_one()
 
 
 @cache

@@ -43,7 +43,7 @@ def group_rows(rows: Iterable[Mapping[str, Any]], by: Sequence[str], metrics: Se
         sound = list(filter(_counts, members))
         summary: dict[str, Any] = dict(zip(by, key, strict=True))
         summary["n"] = len(sound)
-        summary["failed"] = sum(is_failed(row) for row in members)
+        summary["failed"] = sum(map(is_failed, members))
         summary["diverged"] = sum(bool(row["diverged"]) for row in members)
         for name in metrics:
             found = spread(row[name] for row in sound)
@@ -54,12 +54,7 @@ def group_rows(rows: Iterable[Mapping[str, Any]], by: Sequence[str], metrics: Se
     return summaries
 
 
-ORIGINS = {
-    "device_name": "hardware",
-    "dataset_digest": "dataset",
-    "code_digest": "",
-    "packages_digest": "",
-}
+_ORIGINS = {"device_name": "hardware", "dataset_digest": "dataset", "code_digest": "", "packages_digest": ""}
 """Columns that say where a result comes from, each with the setting that determines it."""
 
 
@@ -73,7 +68,7 @@ def differing_columns(rows: Iterable[Mapping[str, Any]], by: Sequence[str]) -> l
     settings = [name for name in names if any(len({row.get(name) for row in group}) > 1 for group in groups)]
     origins = [
         name
-        for name, setting in ORIGINS.items()
+        for name, setting in _ORIGINS.items()
         if name not in by
         and setting not in settings
         and any(len({row.get(name) for row in group} - {None, ""}) > 1 for group in groups)

@@ -129,7 +129,7 @@ def _create_unknown_run_folders(store: Store, runs: Path) -> list[IngestProblem]
             if unknown:
                 arrays.create_run_folders(record, unknown)
         except (OSError, ValueError) as error:
-            problems.append(attempt_files.ingest_problem(arrays.of(record), error))
+            problems.append(attempt_files.IngestProblem.of(arrays.of(record), error))
     return problems
 
 
