@@ -6,6 +6,7 @@ The job reads its own Python's edition, so nothing is downloaded; the digest tel
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 from pathlib import Path
@@ -13,7 +14,11 @@ from pathlib import Path
 from workloads.contract import TrainConfig
 from workloads.datasets.shared.sequence_data import SequenceData
 from workloads.errors import DatasetError
+from workloads.lazy import lazy_imports
 from workloads.registry import DatasetDeclaration, DatasetShape, Problem, Samples
+
+with lazy_imports(__name__):
+    import numpy as np
 
 MODULE = "pydoc_data.topics"
 POSITIONS = 128
@@ -30,9 +35,8 @@ _FIX = "install the whole standard library of Python"
 
 
 def _check(_root: Path | None, _name: str) -> list[Problem]:
-    if importlib.util.find_spec("pydoc_data") is not None:
-        return []
-    return [Problem(where=MODULE, what="this Python lacks the module", fix=_FIX)]
+    missing = importlib.util.find_spec("pydoc_data") is None
+    return [Problem(where=MODULE, what="this Python lacks the module", fix=_FIX)] if missing else []
 
 
 def encode(text: str) -> bytes:
@@ -42,16 +46,11 @@ def encode(text: str) -> bytes:
 
 
 def _load(_root: Path | None, _name: str, _config: TrainConfig) -> SequenceData:
-    import hashlib
-
-    import numpy as np
-
     try:
         topics: dict[str, str] = importlib.import_module(MODULE).topics
     except ImportError as error:
-        raise DatasetError(
-            "this Python lacks the text of characters", where=MODULE, why=str(error), hint=_FIX
-        ) from error
+        what = "this Python lacks the text of characters"
+        raise DatasetError(what, where=MODULE, why=str(error), hint=_FIX) from error
     content = encode("\n".join(topics[name] for name in sorted(topics)))
     length = POSITIONS + 1
     if len(content) < NUM_SEQUENCES * length:

@@ -11,15 +11,16 @@ import pickle
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.contract import TrainConfig
 from workloads.datasets.shared.image_data import ImageData, Split
 from workloads.datasets.shared.published import PublishedFile, PublishedFolder, fetch
 from workloads.errors import DatasetError
+from workloads.lazy import lazy_imports
 from workloads.registry import DatasetDeclaration, DatasetShape
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
     import numpy as np
     from numpy.typing import NDArray
 
@@ -35,18 +36,16 @@ SIDE_PX, CHANNELS = 32, 3
 PIXELS_PER_BATCH = 10_000 * CHANNELS * SIDE_PX**2
 
 
-def _batch_file(name: str, md5: str) -> PublishedFile:
-    return PublishedFile(name, md5, "md5", min_bytes=PIXELS_PER_BATCH + 1)
-
-
-TRAINING = (
-    _batch_file("data_batch_1", "c99cafc152244af753f735de768cd75f"),
-    _batch_file("data_batch_2", "d4bba439e000b95fd0a9bffe97cbabec"),
-    _batch_file("data_batch_3", "54ebc095f3ab1f0389bbae665268c751"),
-    _batch_file("data_batch_4", "634d18415352ddfa80567beed471001a"),
-    _batch_file("data_batch_5", "482c414d41f54cd18b22e5b47cb7c3cb"),
-)
-TEST = _batch_file("test_batch", "40351d587109b95175f43aff81a1287e")
+MD5 = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+}
+BATCH_FILES = tuple(PublishedFile(name, md5, "md5", min_bytes=PIXELS_PER_BATCH + 1) for name, md5 in MD5.items())
+"""Five for training, then that for testing."""
 CLASS_NAMES = PublishedFile("batches.meta", "5ff9c542aee3614f3951f8cda6e48888", "md5", min_bytes=1)
 
 
@@ -64,7 +63,7 @@ def _install(folder: Path, _damaged: Sequence[PublishedFile], progress: Callable
 BATCHES = PublishedFolder(
     "CIFAR-10",
     FOLDER,
-    (*TRAINING, TEST, CLASS_NAMES),
+    (*BATCH_FILES, CLASS_NAMES),
     _install,
     fix="run `orchestrate data prepare cifar10` where there is a network, or unpack torchvision's archive there",
 )
@@ -74,8 +73,6 @@ class _Unpickler(pickle.Unpickler):
     """Builds arrays of numpy's own types and raises on every other class or function that a pickle names."""
 
     def find_class(self, module: str, name: str) -> Any:
-        import numpy as np
-
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             # numpy 2 renamed numpy.core to numpy._core (NEP 52).
             core = "numpy._core" if hasattr(np, "_core") else "numpy.core"
@@ -87,30 +84,20 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no image needs")
 
 
-def read_pickle(stream: IO[bytes], where: Path) -> dict[str, Any]:
-    """Read a batch or the list of class names; keys are texts.
-
-    Raises:
-        DatasetError: the pickle is damaged, or holds more than data.
-    """
+def read_pickle(path: Path) -> dict[str, Any]:
+    """Read a batch or the list of class names. Raises DatasetError where it is damaged or holds more than data."""
     try:
-        content = _Unpickler(stream, encoding="latin1").load()
+        with open(path, "rb") as stream:
+            content = _Unpickler(stream, encoding="latin1").load()
     except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, ImportError, KeyError) as error:
-        raise DatasetError("not a pickle of plain data", where=str(where), why=str(error), hint=BATCHES.fix) from error
+        raise DatasetError("not a pickle of plain data", where=str(path), why=str(error), hint=BATCHES.fix) from error
     if not isinstance(content, dict):
-        raise DatasetError("not a batch of CIFAR-10", where=str(where), hint=BATCHES.fix)
+        raise DatasetError("not a batch of CIFAR-10", where=str(path), hint=BATCHES.fix)
     return content
 
 
-def _read_file(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as stream:
-        return read_pickle(stream, path)
-
-
 def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    import numpy as np
-
-    content = _read_file(path)
+    content = read_pickle(path)
     pixels, labels = np.asarray(content.get("data")), np.asarray(content.get("labels"))
     if pixels.dtype != np.uint8 or pixels.shape != (len(labels), CHANNELS * SIDE_PX**2):
         why = f"data is {pixels.dtype} {pixels.shape}"
@@ -119,8 +106,6 @@ def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def _load(root: Path | None, name: str, _config: TrainConfig) -> ImageData:
-    import numpy as np
-
     folder = BATCHES.verified(root, name)
     *training, test, names = (folder / file.name for file in BATCHES.files)
     images, labels = zip(*map(_read_batch, training), strict=True)
@@ -128,7 +113,7 @@ def _load(root: Path | None, name: str, _config: TrainConfig) -> ImageData:
     return ImageData.of(
         Split(np.concatenate(labels), np.concatenate(images)),
         Split(test_labels, test_images),
-        class_names=tuple(map(str, _read_file(names)["label_names"])),
+        class_names=tuple(map(str, read_pickle(names)["label_names"])),
         digest=BATCHES.published_digest(),
     )
 

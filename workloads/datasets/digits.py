@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from workloads.contract import TrainConfig
 from workloads.datasets.shared.image_data import UNSIGNED_8, ImageData, Split
 from workloads.errors import DatasetError
+from workloads.lazy import lazy_imports
 from workloads.registry import DatasetDeclaration, DatasetShape
+
+with lazy_imports(__name__):
+    import numpy as np
+    from sklearn import datasets
 
 MAX_LEVEL = 16.0
 """scikit-learn stores the number of dark pixels in a block of 4 x 4: 0 to 16."""
@@ -17,12 +23,7 @@ SHA256 = "0b7e9c3202d7bcd255d6a19a238d3743bf5e320ba74812a6679958a017c55382"
 
 def _load(_root: Path | None, _name: str, _config: TrainConfig) -> ImageData:
     """Split off every fifth image, counted class by class: fixed, and stratified to within one image."""
-    import hashlib
-
-    import numpy as np
-    from sklearn.datasets import load_digits
-
-    stored = load_digits()
+    stored = datasets.load_digits()
     images = np.round(stored.images * (UNSIGNED_8 / MAX_LEVEL)).astype(np.uint8)[:, None]
     labels = stored.target.astype("<i8")
     found = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()

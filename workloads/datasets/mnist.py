@@ -8,15 +8,15 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
 from workloads.datasets.shared.image_data import ImageData, Split
 from workloads.datasets.shared.published import PublishedFile, PublishedFolder, fetch
 from workloads.errors import DatasetError
+from workloads.lazy import lazy_imports
 from workloads.registry import DatasetDeclaration, DatasetShape
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
     import numpy as np
     from numpy.typing import NDArray
 
@@ -77,11 +77,8 @@ RAW = PublishedFolder(
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """Read an IDX file of unsigned bytes: two zeros, type 8, number of axes, each length as a big-endian int32, bytes.
 
-    Raises:
-        DatasetError: not such a file, or shorter or longer than its header says; the message names it.
+    Raises DatasetError that names the file when it is another one, or its length differs from its header.
     """
-    import numpy as np
-
     content = path.read_bytes()
     if len(content) >= 4 and content[:3] == b"\x00\x00\x08":
         axes = content[3]
@@ -93,8 +90,6 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def _load(root: Path | None, name: str, _config: TrainConfig) -> ImageData:
-    import numpy as np
-
     folder = RAW.verified(root, name)
     images, labels, test_images, test_labels = (read_idx(folder / file.name) for file in RAW.files)
     return ImageData.of(

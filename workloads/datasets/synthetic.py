@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
 from workloads.datasets.shared.image_data import ImageData, Split
+from workloads.lazy import lazy_imports
 from workloads.registry import DatasetDeclaration, DatasetShape
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
     import numpy as np
 
 IMAGE_SIZE, CHANNELS, CLASSES = 32, 3, 10
@@ -26,8 +26,6 @@ DIGEST = "synthetic-2"
 
 
 def _load(_root: Path | None, _name: str, config: TrainConfig) -> ImageData:
-    import numpy as np
-
     size = config.image_size or IMAGE_SIZE
     generator = np.random.Generator(np.random.Philox(key=config.seed % 2**64))
     patches = generator.integers(0, 64, (CLASSES, CHANNELS, PATCHES, PATCHES), np.uint8)
@@ -39,8 +37,6 @@ def _load(_root: Path | None, _name: str, config: TrainConfig) -> ImageData:
 
 
 def _split(generator: np.random.Generator, patterns: np.ndarray, count: int) -> Split:
-    import numpy as np
-
     labels = np.arange(count, dtype=np.int64) % CLASSES
     shape = (count, *patterns.shape[1:])
     # 64-bit words instead of bytes, masked in place: this takes most of a run's start-up.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
+from workloads.lazy import lazy_imports
 from workloads.registry import ModelDeclaration, Samples
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
+    import torch
     from torch import Tensor, nn
 
 WIDTH, DEPTH, HEADS = 128, 4, 4
@@ -23,10 +24,7 @@ def transformer(config: TrainConfig, classes: int, positions: int, width: int, d
 
     Input: (samples, positions) numbers of symbols. Output: (samples, classes, positions), as torch's losses take it.
     """
-    import torch
-    from torch import nn
-    from torch.nn import functional
-
+    functional = nn.functional  # the module itself: torch.compile traces what the layers call
     dropout = ASSUMED_DROPOUT if config.dropout is None else config.dropout
     end_deviation = INITIAL_DEVIATION / math.sqrt(2 * depth)
 
@@ -77,8 +75,6 @@ def transformer(config: TrainConfig, classes: int, positions: int, width: int, d
 
 
 def _linear(inputs: int, outputs: int, deviation: float = INITIAL_DEVIATION) -> nn.Linear:
-    from torch import nn
-
     # skip_init leaves out torch's default initialization, which takes minutes for billions of weights.
     layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
     nn.init.normal_(layer.weight, std=deviation)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from workloads.contract import TrainConfig
-from workloads.models.keras_forms import keras_form
+from workloads.lazy import lazy_imports
 from workloads.models.shared.torch_models import set_dropout
 from workloads.registry import TENSORFLOW, ModelDeclaration
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
     from torch import nn
+
+    from workloads.models.keras_forms import architectures
 
 IMAGE_SIZE = 28
 """The first linear layer requires it: 6272 = 128 x 7 x 7."""
-
 ASSUMED_DROPOUT = 0.5
 """The study does not publish its rate."""
 
 
 def _build(config: TrainConfig, channels: int, classes: int, _image_size: int) -> nn.Module:
-    from torch import nn
-
     def convolution(inputs: int, outputs: int) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, kernel_size=3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
 
@@ -51,7 +48,7 @@ DECLARATION = ModelDeclaration(
     packages=("torch",),
     image_size=lambda _name, _wished: IMAGE_SIZE,
     build=_build,
-    keras_layers=keras_form("cnn"),
+    keras_layers=lambda make, _config, classes: architectures.cnn(make, classes, ASSUMED_DROPOUT),
     layers=list,
     num_layers=lambda _name: 22,
     has_batch_norm=True,

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from workloads.contract import TrainConfig
+from workloads.lazy import lazy_imports
 from workloads.models.shared import layer_lists, weights
 from workloads.models.shared.torch_models import torchvision_model
 from workloads.registry import ModelDeclaration
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
     from torch import nn
 
 
 def build_resnet(factory: str, config: TrainConfig, channels: int, classes: int) -> nn.Module:
     """Build a torchvision ResNet of any depth with the configured stem."""
-    from torch import nn
-
     small = {"kernel_size": 3, "stride": 1, "padding": 1} if config.stem == "cifar" else {}
     model = torchvision_model(factory, config, channels, classes, first="conv1", **small)
     if small:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from workloads.models.keras_forms import keras_form
+from workloads.lazy import lazy_imports
 from workloads.models.resnet18 import build_resnet
 from workloads.models.shared import layer_lists, weights
 from workloads.registry import TENSORFLOW, ModelDeclaration
+
+with lazy_imports(__name__):
+    from workloads.models.keras_forms import architectures
 
 DECLARATION = ModelDeclaration(
     name="resnet50",
@@ -13,7 +16,7 @@ DECLARATION = ModelDeclaration(
     frameworks=("torch", TENSORFLOW),
     packages=("torch", "torchvision"),
     build=lambda config, channels, classes, _size: build_resnet("resnet50", config, channels, classes),
-    keras_layers=keras_form("resnet50"),
+    keras_layers=lambda make, config, classes: architectures.resnet50(make, config, classes),
     layers=layer_lists.of_torchvision,
     num_layers=lambda _name: 23,
     has_batch_norm=True,

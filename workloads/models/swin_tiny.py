@@ -15,12 +15,12 @@ STAGES = 4
 """Each but the first halves the number of tokens per side."""
 
 
+_MODULES = {"0": "mlp.fc1", "3": "mlp.fc2"}
+
+
 def patch_size(image_size: int) -> int:
     """Return the pixels per side of a patch."""
     return 4 if image_size >= LARGE_PX else 2
-
-
-_MODULES = {"0": "mlp.fc1", "3": "mlp.fc2"}
 
 
 def timm_name(published: str) -> str:

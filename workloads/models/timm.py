@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import difflib
 
 from workloads.contract import TrainConfig
 from workloads.errors import InputError
+from workloads.lazy import lazy_imports
 from workloads.models.shared import layer_lists
 from workloads.models.shared.torch_models import timm_model
 from workloads.registry import ModelDeclaration
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
+    import timm
+    import torch
     from torch import nn
 
 
 def _build(config: TrainConfig, channels: int, classes: int, image_size: int) -> nn.Module:
-    import difflib
-
-    import timm
-    import torch
-
     name = config.model.partition("/")[2]
     if not timm.is_model(name):
         near = ", ".join(f"timm/{n}" for n in difflib.get_close_matches(name, timm.list_models(), n=3))

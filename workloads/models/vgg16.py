@@ -6,10 +6,13 @@ that its classifier expects: small images train the same 138 million parameters 
 
 from __future__ import annotations
 
-from workloads.models.keras_forms import keras_form
+from workloads.lazy import lazy_imports
 from workloads.models.shared import layer_lists, weights
 from workloads.models.shared.torch_models import torchvision_model
 from workloads.registry import TENSORFLOW, ModelDeclaration
+
+with lazy_imports(__name__):
+    from workloads.models.keras_forms import architectures
 
 SMALLEST_PX = 32
 
@@ -29,7 +32,7 @@ DECLARATION = ModelDeclaration(
     build=lambda config, channels, classes, _size: torchvision_model(
         "vgg16", config, channels, classes, first="features.0"
     ),
-    keras_layers=keras_form("vgg16"),
+    keras_layers=lambda make, _config, classes: architectures.vgg16(make, classes),
     layers=layer_lists.of_torchvision,
     num_layers=lambda _name: 40,
     has_batch_norm=False,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
+from workloads.lazy import lazy_imports
 from workloads.models.char_transformer import MLP_RATIO, transformer
 from workloads.registry import ModelDeclaration, Samples
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
     from torch import nn
 
 BYTES_PER_PARAMETER = 16
@@ -27,13 +27,8 @@ BLOCK_PARAMETERS = 4 + 2 * MLP_RATIO
 
 
 def size(name: str) -> tuple[int, int]:
-    """Return (width, depth) of the smallest such model that needs at least the memory in its name.
-
-    Raises:
-        ValueError: the name contains no size.
-    """
-    member = name.partition("/")[2]
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)GB", member)
+    """Return (width, depth) of the smallest model that needs the memory in its name. Raises ValueError without one."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)GB", name.partition("/")[2])
     gigabytes = float(match[1]) if match else 0.0
     if gigabytes > LARGEST_GB:
         raise ValueError(f"{name} exceeds every machine: write wide_transformer/{LARGEST_GB}GB at most")
@@ -43,11 +38,6 @@ def size(name: str) -> tuple[int, int]:
     depth = max(2, round((parameters / (BLOCK_PARAMETERS * WIDTH_TO_DEPTH**2)) ** (1 / 3)))
     width = math.sqrt(parameters / (BLOCK_PARAMETERS * depth))
     return math.ceil(width / HEAD_WIDTH) * HEAD_WIDTH, depth
-
-
-def _num_parameters(name: str) -> int:
-    width, depth = size(name)
-    return BLOCK_PARAMETERS * width**2 * depth
 
 
 def _positions(name: str, wished: int) -> int:
@@ -72,5 +62,5 @@ DECLARATION = ModelDeclaration(
     num_layers=lambda name: size(name)[1] + 2,
     has_batch_norm=False,
     has_dropout=True,
-    num_parameters=_num_parameters,
+    num_parameters=lambda name: BLOCK_PARAMETERS * size(name)[0] ** 2 * size(name)[1],
 )

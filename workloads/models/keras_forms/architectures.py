@@ -5,13 +5,11 @@ So the option ``balance`` of a strategy that cuts models means the same in both 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import keras
+from keras.layers import Flatten, GlobalAveragePooling2D, Identity, Layer, ReLU
 
 from workloads.contract import TrainConfig
-from workloads.models.cnn import ASSUMED_DROPOUT
 from workloads.models.keras_forms.layers import AdaptiveAveragePool, Maker
 
 VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
@@ -20,17 +18,17 @@ RESNET50 = ((64, 3), (128, 4), (256, 6), (512, 3))
 """(width, blocks) of the stages."""
 
 
-def cnn(make: Maker, _config: TrainConfig, classes: int) -> list[Any]:
+def cnn(make: Maker, classes: int, dropout: float) -> list[Any]:
     """Return the layers of ``workloads.models.cnn``."""
 
     def convolution(index: int, filters: int) -> list[Any]:
-        return [make.convolution(f"{index}", filters, 3, padding=1), make.batch_norm(f"{index + 1}"), make.relu()]
+        return [make.convolution(f"{index}", filters, 3, padding=1), make.batch_norm(f"{index + 1}"), ReLU()]
 
     def linear(index: int, units: int, flattened: tuple[int, int, int] | None = None) -> list[Any]:
         return [
-            make.dropout(ASSUMED_DROPOUT),
+            make.dropout(dropout),
             make.linear(f"{index + 1}", units, flattened=flattened),
-            make.relu(),
+            ReLU(),
             make.batch_norm(f"{index + 3}"),
         ]
 
@@ -40,28 +38,28 @@ def cnn(make: Maker, _config: TrainConfig, classes: int) -> list[Any]:
         make.max_pool(2, stride=2),
         *convolution(7, 128),
         make.max_pool(2, stride=2),
-        make.flatten(),
+        Flatten(),
         *linear(12, 128, (128, 7, 7)),
         *linear(16, 64),
-        make.dropout(ASSUMED_DROPOUT),
+        make.dropout(dropout),
         make.linear("21", classes),
     ]
 
 
-def vgg16(make: Maker, _config: TrainConfig, classes: int) -> list[Any]:
+def vgg16(make: Maker, classes: int) -> list[Any]:
     """Return the layers of torchvision's VGG16."""
     features: list[Any] = []
     for filters in VGG16:
         if filters:
-            features += [make.convolution(f"features.{len(features)}", filters, 3, padding=1), make.relu()]
+            features += [make.convolution(f"features.{len(features)}", filters, 3, padding=1), ReLU()]
         else:
             features.append(make.max_pool(2, stride=2))
     return [
         *features,
         AdaptiveAveragePool(7),
-        make.flatten(),
-        *(make.linear("classifier.0", 4096, flattened=(512, 7, 7)), make.relu(), make.dropout(0.5)),
-        *(make.linear("classifier.3", 4096), make.relu(), make.dropout(0.5)),
+        Flatten(),
+        *(make.linear("classifier.0", 4096, flattened=(512, 7, 7)), ReLU(), make.dropout(0.5)),
+        *(make.linear("classifier.3", 4096), ReLU(), make.dropout(0.5)),
         make.linear("classifier.6", classes),
     ]
 
@@ -69,39 +67,32 @@ def vgg16(make: Maker, _config: TrainConfig, classes: int) -> list[Any]:
 def resnet50(make: Maker, config: TrainConfig, classes: int) -> list[Any]:
     """Return the layers of torchvision's ResNet-50, with the configured stem."""
     small = config.stem == "cifar"
-    stem = [
-        make.convolution(
-            "conv1", 64, 3 if small else 7, stride=1 if small else 2, padding=1 if small else 3, bias=False
-        ),
-        *(make.batch_norm("bn1"), make.relu()),
-        keras.layers.Identity() if small else make.max_pool(3, stride=2, padding=1),
-    ]
+    kernel, stride, padding = (3, 1, 1) if small else (7, 2, 3)
     return [
-        *stem,
-        *_stages(make),
-        keras.layers.GlobalAveragePooling2D(keepdims=True),
-        make.flatten(),
+        make.convolution("conv1", 64, kernel, stride=stride, padding=padding, bias=False),
+        *(make.batch_norm("bn1"), ReLU()),
+        Identity() if small else make.max_pool(3, stride=2, padding=1),
+        *(
+            Bottleneck(make, f"layer{stage}.{block}", width, 2 if stage > 1 and not block else 1, project=not block)
+            for stage, (width, blocks) in enumerate(RESNET50, start=1)
+            for block in range(blocks)
+        ),
+        GlobalAveragePooling2D(keepdims=True),
+        Flatten(),
         make.linear("fc", classes),
     ]
 
 
-def _stages(make: Maker) -> Iterator[Any]:
-    for stage, (width, blocks) in enumerate(RESNET50, start=1):
-        for block in range(blocks):
-            stride = 2 if stage > 1 and block == 0 else 1
-            yield Bottleneck(make, f"layer{stage}.{block}", width, stride, project=block == 0)
-
-
-class Bottleneck(keras.layers.Layer):  # type: ignore[misc]
+class Bottleneck(Layer):  # type: ignore[misc]
     """A residual block; the second convolution has the stride, as torchvision's (ResNet v1.5)."""
 
     def __init__(self, make: Maker, name: str, width: int, stride: int, *, project: bool) -> None:
         super().__init__(name=name)
         self._main = [
             make.convolution(f"{name}.conv1", width, 1, bias=False),
-            *(make.batch_norm(f"{name}.bn1"), make.relu()),
+            *(make.batch_norm(f"{name}.bn1"), ReLU()),
             make.convolution(f"{name}.conv2", width, 3, stride=stride, padding=1, bias=False),
-            *(make.batch_norm(f"{name}.bn2"), make.relu()),
+            *(make.batch_norm(f"{name}.bn2"), ReLU()),
             make.convolution(f"{name}.conv3", 4 * width, 1, bias=False),
             make.batch_norm(f"{name}.bn3"),
         ]
@@ -111,7 +102,7 @@ class Bottleneck(keras.layers.Layer):  # type: ignore[misc]
                 make.convolution(f"{name}.downsample.0", 4 * width, 1, stride=stride, bias=False),
                 make.batch_norm(f"{name}.downsample.1"),
             ]
-        self._last = make.relu()
+        self._last = ReLU()
 
     def call(self, x: Any) -> Any:
         main = side = x

@@ -14,16 +14,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-BATCH_NORM_MOMENTUM = 0.1
-"""Weight of the newest batch in running statistics: torch's default."""
-BATCH_NORM_EPSILON = 1e-5
-"""torch's default."""
+BATCH_NORM_MOMENTUM, BATCH_NORM_EPSILON = 0.1, 1e-5
+"""torch's defaults; the momentum is the weight of the newest batch in running statistics."""
 
 Transpose = Callable[[np.ndarray], np.ndarray]
-
-
-def _unchanged(array: np.ndarray) -> np.ndarray:
-    return array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,8 +28,8 @@ class Entry:
     """torch's name."""
     variable: Any
     trainable: bool
-    to_torch: Transpose = _unchanged
-    from_torch: Transpose = _unchanged
+    to_torch: Transpose = lambda array: array
+    from_torch: Transpose = lambda array: array
 
 
 class Randomness:
@@ -49,8 +43,7 @@ class Randomness:
 class Maker:
     """Makes the layers of one model under Keras' global precision policy, and lists those with parameters.
 
-    Args:
-        dropout: rate of every dropout layer; None keeps the model's own.
+    ``dropout`` is the rate of every dropout layer; None keeps the model's own.
     """
 
     def __init__(self, *, dropout: float | None, freeze_batch_norm: bool) -> None:
@@ -94,20 +87,13 @@ class Maker:
     def dropout(self, rate: float) -> Any:
         """``nn.Dropout``."""
         self._dropouts += 1
-        rate = rate if self._dropout is None else self._dropout
-        return Dropout(rate, self.randomness, self._dropouts)
-
-    def relu(self) -> Any:
-        return keras.layers.ReLU()
+        return Dropout(rate if self._dropout is None else self._dropout, self.randomness, self._dropouts)
 
     def max_pool(self, size: int, *, stride: int, padding: int = 0) -> Any:
         """``nn.MaxPool2d`` for non-negative values, whose maximum zero padding does not change."""
         layers = [keras.layers.ZeroPadding2D(padding)] if padding else []
         layers.append(keras.layers.MaxPooling2D(size, strides=stride, padding="valid"))
         return keras.Sequential(layers) if padding else layers[0]
-
-    def flatten(self) -> Any:
-        return keras.layers.Flatten()
 
 
 class Convolution(keras.layers.Conv2D):  # type: ignore[misc]
@@ -116,10 +102,8 @@ class Convolution(keras.layers.Conv2D):  # type: ignore[misc]
     margin = 0
 
     def call(self, x: Any) -> Any:
-        if self.margin:
-            sides = [self.margin, self.margin]
-            x = tf.pad(x, [[0, 0], sides, sides, [0, 0]])
-        return super().call(x)
+        sides = [self.margin, self.margin]
+        return super().call(tf.pad(x, [[0, 0], sides, sides, [0, 0]]) if self.margin else x)
 
     def compute_output_shape(self, shape: Sequence[int | None]) -> Any:
         batch, height, width, channels = shape
@@ -127,13 +111,8 @@ class Convolution(keras.layers.Conv2D):  # type: ignore[misc]
         return super().compute_output_shape((batch, *wider, channels))
 
     def entries(self, name: str) -> Iterator[Entry]:
-        yield Entry(
-            f"{name}.weight",
-            self.kernel.value,
-            True,
-            lambda kernel: kernel.transpose(3, 2, 0, 1),
-            lambda weight: weight.transpose(2, 3, 1, 0),
-        )
+        to_torch, from_torch = (lambda array, axes=axes: array.transpose(axes) for axes in ((3, 2, 0, 1), (2, 3, 1, 0)))
+        yield Entry(f"{name}.weight", self.kernel.value, True, to_torch, from_torch)
         if self.use_bias:
             yield Entry(f"{name}.bias", self.bias.value, True)
 

@@ -7,49 +7,39 @@ model's names. In evaluation the list computes bit for bit the same as the model
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.errors import InputError
+from workloads.lazy import lazy_imports
 
-if TYPE_CHECKING:
-    from torch import nn
+with lazy_imports(__name__):
+    import timm
+    import torchvision
+    from timm.models import swin_transformer
+    from torch import Tensor, nn
 
 
 def of_torchvision(model: nn.Module) -> list[nn.Module]:
     """Return the layers of torchvision's ResNet, VGG or MobileNetV2."""
-    from torch import nn
-    from torchvision.models.mobilenetv2 import MobileNetV2
-    from torchvision.models.resnet import ResNet
-    from torchvision.models.vgg import VGG
-
     whole: Any = model  # torch types the members of a module as Tensor | Module
-    if isinstance(model, ResNet):
-        stages = [block for stage in (whole.layer1, whole.layer2, whole.layer3, whole.layer4) for block in stage]
+    if isinstance(model, torchvision.models.ResNet):
+        stages = (*whole.layer1, *whole.layer2, *whole.layer3, *whole.layer4)
         return [whole.conv1, whole.bn1, whole.relu, whole.maxpool, *stages, whole.avgpool, nn.Flatten(1), whole.fc]
-    if isinstance(model, VGG):
+    if isinstance(model, torchvision.models.VGG):
         return [*whole.features, whole.avgpool, nn.Flatten(1), *whole.classifier]
-    assert isinstance(model, MobileNetV2), type(model)
+    assert isinstance(model, torchvision.models.MobileNetV2), type(model)
     return [*whole.features, nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten(1), *whole.classifier]
 
 
 def of_timm(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of timm's VisionTransformer, SwinTransformer or ResNet.
-
-    Raises:
-        InputError: the model belongs to another family.
-    """
-    from timm.models.resnet import ResNet
-    from timm.models.swin_transformer import SwinTransformer
-    from timm.models.vision_transformer import VisionTransformer
-    from torch import nn
-
+    """Return the layers of timm's VisionTransformer, SwinTransformer or ResNet. Raises InputError for others."""
     whole: Any = model  # torch types the members of a module as Tensor | Module
-    if type(model) is VisionTransformer:  # its subclasses add tokens or heads
+    if type(model) is timm.models.VisionTransformer:  # its subclasses add tokens or heads
         return _of_vit(whole)
-    if isinstance(model, SwinTransformer):
+    if isinstance(model, timm.models.SwinTransformer):
         return _of_swin(whole)
-    if isinstance(model, ResNet):
-        stages = [block for stage in (whole.layer1, whole.layer2, whole.layer3, whole.layer4) for block in stage]
+    if isinstance(model, timm.models.ResNet):
+        stages = (*whole.layer1, *whole.layer2, *whole.layer3, *whole.layer4)
         drop = [nn.Dropout(whole.drop_rate)] if whole.drop_rate else []
         return [whole.conv1, whole.bn1, whole.act1, whole.maxpool, *stages, whole.global_pool, *drop, whole.fc]
     raise InputError(
@@ -61,8 +51,6 @@ def of_timm(model: nn.Module) -> list[nn.Module]:
 
 
 def _of_vit(model: Any) -> list[nn.Module]:
-    from torch import Tensor, nn
-
     class Part(nn.Module):
         """Calls methods of the whole model with only the attributes that they read."""
 
@@ -72,15 +60,11 @@ def _of_vit(model: Any) -> list[nn.Module]:
                 setattr(self, name, getattr(model, name))
 
     class Embedding(Part):
-        """From pixels to tokens."""
-
         def forward(self, x: Tensor) -> Any:
             patches = self.patch_embed(x)  # type: ignore[operator]
             return type(model)._pos_embed(self, patches)
 
     class Pool(Part):
-        """From tokens to features."""
-
         def forward(self, x: Tensor) -> Any:
             return type(model).pool(self, x)
 
@@ -97,10 +81,8 @@ def _of_vit(model: Any) -> list[nn.Module]:
 
 def _of_swin(model: Any) -> list[nn.Module]:
     """Return each half of a block as a layer: whole blocks are too few and unequal for balanced stages."""
-    from timm.models.swin_transformer import SwinTransformerBlock
-    from torch import Tensor, nn
 
-    class Attention(SwinTransformerBlock):
+    class Attention(swin_transformer.SwinTransformerBlock):
         """The first half of a block: its modules, its mask, and the values that its ``_attn`` reads."""
 
         def __init__(self, block: Any) -> None:
@@ -114,8 +96,6 @@ def _of_swin(model: Any) -> list[nn.Module]:
             return x + self.drop_path1(attend(self.norm1(x)))
 
     class Mlp(nn.Module):
-        """The second half of a block."""
-
         def __init__(self, block: Any) -> None:
             super().__init__()
             self.norm2, self.mlp, self.drop_path2 = block.norm2, block.mlp, block.drop_path2
@@ -138,8 +118,6 @@ def cut(layers: Sequence[nn.Module], sizes: Sequence[int]) -> list[nn.Sequential
     The first layer of a part must not work in place: its input may be a leaf of the autograd graph, or still in use by
     the previous stage.
     """
-    from torch import nn
-
     assert sum(sizes) == len(layers) and min(sizes) > 0, (sizes, len(layers))
     parts, start = [], 0
     for size in sizes:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.contract import TrainConfig
+from workloads.lazy import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
+    import timm
+    import torchvision
     from torch import nn
 
 
@@ -20,9 +23,6 @@ def torchvision_model(
         first: name of the model's first convolution.
         changes: arguments of that convolution that differ from torchvision's.
     """
-    import torchvision
-    from torch import nn
-
     model: nn.Module = getattr(torchvision.models, factory)(weights=None, num_classes=classes)
     old = model.get_submodule(first)
     assert isinstance(old, nn.Conv2d)
@@ -41,8 +41,6 @@ def torchvision_model(
 
 def timm_model(name: str, config: TrainConfig, channels: int, classes: int, **arguments: Any) -> nn.Module:
     """Build a model of timm with random weights."""
-    import timm
-
     model: nn.Module = timm.create_model(name, pretrained=False, in_chans=channels, num_classes=classes, **arguments)
     set_dropout(model, config.dropout)
     return model
@@ -57,8 +55,6 @@ def set_dropout(module: nn.Module, rate: float | None) -> None:
     """
     if rate is None:
         return
-    from torch import nn
-
     for layer in module.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd) or type(layer).__name__ == "StochasticDepth":
             layer.p = rate  # type: ignore[assignment]

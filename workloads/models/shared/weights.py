@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.datasets.shared.file_tasks import require_root
 from workloads.datasets.shared.published import PublishedFile, fetch, prepare_lock
 from workloads.errors import DatasetError
+from workloads.lazy import lazy_imports
 from workloads.registry import WEIGHTS, Problem
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
+    import torch
     from torch import nn
 
 FOLDER = "weights"
@@ -25,7 +27,7 @@ TORCHVISION = "https://download.pytorch.org/models/"
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Pretrained weights of one model. ``prepare`` and ``check`` are called like those of a data set."""
+    """Pretrained weights of one model; ``prepare`` and ``check`` are called like those of a data set."""
 
     file: PublishedFile
     classifier: str
@@ -57,16 +59,9 @@ class Weights:
         progress(f"{name}: {path} is whole")
 
     def load(self, module: nn.Module, root: Path | None, name: str) -> None:
-        """Load them into a newly built model.
-
-        Raises:
-            DatasetError: the file is missing, damaged, or belongs to another model.
-        """
-        import torch
-
+        """Load them into a new model. Raises DatasetError: the file is missing, damaged, or of another model."""
         path = self.path(require_root(root, name))
-        fault = self.file.fault(path)
-        if fault:
+        if fault := self.file.fault(path):
             raise DatasetError(
                 "missing or damaged weights",
                 where=str(path),
@@ -81,19 +76,17 @@ class Weights:
         try:
             missing, unknown = module.load_state_dict(state, strict=False)
         except RuntimeError as error:
-            raise _of_another_model(path, name, str(error)) from error
-        # torch counts batches in batch norm since 0.4.1; older files lack num_batches_tracked.
-        left_out = [key for key in missing if not key.startswith(f"{self.classifier}.")]
-        left_out = [key for key in left_out if not key.endswith("num_batches_tracked")]
-        if left_out or unknown:
-            raise _of_another_model(path, name, f"left out: {left_out[:3]}, unknown: {list(unknown)[:3]}")
+            why = str(error)  # of shapes that differ
+        else:
+            # torch counts batches in batch norm since 0.4.1; older files lack num_batches_tracked.
+            counted = [key for key in missing if not key.endswith("num_batches_tracked")]
+            left_out = [key for key in counted if not key.startswith(f"{self.classifier}.")]
+            why = f"left out: {left_out[:3]}, unknown: {list(unknown)[:3]}" if left_out or unknown else ""
+        if why:
+            raise DatasetError(f"not the weights of {name}", where=str(path), why=why)
 
 
 def torchvision(file_name: str, classifier: str, **more: Any) -> Weights:
     """Return the weights in a file of torchvision, whose name ends in the first digits of its SHA-256."""
     digest = file_name.rpartition("-")[2].partition(".")[0]
     return Weights(PublishedFile(file_name, digest, urls=(TORCHVISION + file_name,)), classifier, **more)
-
-
-def _of_another_model(path: Path, name: str, why: str) -> DatasetError:
-    return DatasetError(f"not the weights of {name}", where=str(path), why=why)
