@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,15 +20,13 @@ def for_each(work: Callable[[T], object], items: Sequence[T]) -> None:
     Raises:
         Exception: the first failure; some of the other items are done then.
     """
+
+    def do_share(start: int, step: int) -> None:
+        for item in items[start::step]:
+            work(item)
+
     if len(items) < FEW:
-        _one_by_one(work, items)
+        do_share(0, 1)
         return
     with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="files") as pool:
-        shares = [pool.submit(_one_by_one, work, items[start::AT_A_TIME]) for start in range(AT_A_TIME)]
-        for share in shares:
-            share.result()
-
-
-def _one_by_one(work: Callable[[T], object], items: Sequence[T]) -> None:
-    for item in items:
-        work(item)
+        list(pool.map(do_share, range(AT_A_TIME), repeat(AT_A_TIME)))

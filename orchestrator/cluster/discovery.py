@@ -9,7 +9,7 @@ import shlex
 import shutil
 import socket
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
@@ -17,11 +17,9 @@ from pathlib import Path
 
 from orchestrator.cluster import cluster_file, cluster_file_writer, sample_scripts, site_facts
 from orchestrator.cluster.job_script import DEFAULT_PATH
+from orchestrator.cluster.site_facts import Run
 from orchestrator.errors import InputError, OperationError
 from orchestrator.plugins import nearest
-
-Run = Callable[..., tuple[bool, str]]
-"""Runs a command; returns whether it succeeded, and what it printed."""
 
 _SCRATCH_VARIABLES = ("SCRATCH", "SCRATCHDIR", "WORK")
 

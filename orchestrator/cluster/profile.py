@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
+from orchestrator.cluster import value_types as types
 from orchestrator.cluster.sbatch_options import (
     INDISPENSABLE,
     Accounting,
@@ -28,30 +28,7 @@ from orchestrator.cluster.sbatch_options import (
     Requeue,
     Vendor,
 )
-from orchestrator.cluster.value_types import (
-    VISIBLE_ENV,
-    WHOLE_NODE,
-    Arch,
-    Count,
-    Directive,
-    Environment,
-    Extra,
-    Factor,
-    Folder,
-    FolderOnNodes,
-    GresType,
-    Line,
-    Listed,
-    Memory,
-    Names,
-    NodeMemory,
-    Pattern,
-    Positive,
-    Template,
-    TimeLimit,
-    Variable,
-    one_of,
-)
+from orchestrator.cluster.value_types import WHOLE_NODE, one_of
 from orchestrator.plugins import nearest
 from orchestrator.toml_file import KeyPath, Problem, TomlTable, invalid_values, show
 
@@ -62,13 +39,13 @@ _REMEDIES = {"export": 'write export = ""'} | {k: f'write {k} = "none"' for k in
 class ClusterQueue(TomlTable):
     """One allowed pair of partition and QOS, with its limits; 0: no limit."""
 
-    partition: Names = ""
-    qos: Names = ""
-    max_time_s: TimeLimit = Field(default=0, alias="max_time")
-    max_nodes: Count = 0
-    max_gpus: Count = 0
+    partition: types.Names = ""
+    qos: types.Names = ""
+    max_time_s: types.TimeLimit = Field(default=0, alias="max_time")
+    max_nodes: types.Count = 0
+    max_gpus: types.Count = 0
     """Of a job, over all nodes."""
-    max_cpus: Count = 0
+    max_cpus: types.Count = 0
     """Of a job, over all nodes."""
     preemptable: bool = False
 
@@ -93,27 +70,27 @@ class _Checked(TomlTable):
 class Nodes(_Checked):
     """Keys of CPU and GPU nodes."""
 
-    node_cores: Count = 0
+    node_cores: types.Count = 0
     """0: not known and not checked."""
-    node_mem_bytes: Memory = Field(default=0, alias="node_mem")
-    constraint: Directive = ""
+    node_mem_bytes: types.Memory = Field(default=0, alias="node_mem")
+    constraint: types.Directive = ""
     exclusive: bool = False
-    account_suffix: Names | None = None
+    account_suffix: types.Names | None = None
     """None: the cluster's."""
     cpus_by: Annotated[CpusBy, one_of(CpusBy)] = CpusBy.TASK
     mem_style: Annotated[MemStyle, one_of(MemStyle)] = MemStyle.NODE
-    python: Folder = ""
+    python: types.Folder = ""
     """For nodes whose processors or drivers need another environment."""
-    prologue: Listed[Line] = ()
+    prologue: types.Listed[types.Line] = ()
     """Runs on these nodes before the cluster's prologue."""
-    queue: Listed[ClusterQueue] = ()
+    queue: types.Listed[ClusterQueue] = ()
 
 
 class CpuNodes(Nodes):
     """Nodes without GPUs."""
 
-    cpus_per_rank: Positive = 1
-    mem_per_rank_bytes: Memory | None = Field(default=None, alias="mem_per_rank")
+    cpus_per_rank: types.Positive = 1
+    mem_per_rank_bytes: types.Memory | None = Field(default=None, alias="mem_per_rank")
 
     def problems(self) -> Iterator[Problem]:
         if self.cpus_by is CpusBy.GPU:
@@ -126,22 +103,22 @@ class GpuNodes(Nodes):
     """Nodes with one type of GPU."""
 
     request: Annotated[GpuRequest, one_of(GpuRequest)] = GpuRequest.GRES
-    type: GresType = ""
-    node_gpus: Positive
-    ask_gpus: Count = 0
+    type: types.GresType = ""
+    node_gpus: types.Positive
+    ask_gpus: types.Count = 0
     """Least number of GPUs that can be requested on a node; 0: as many as a run uses."""
-    cpus_per_gpu: Positive
-    mem_per_gpu_bytes: NodeMemory = Field(default=None, alias="mem_per_gpu")
+    cpus_per_gpu: types.Positive
+    mem_per_gpu_bytes: types.NodeMemory = Field(default=None, alias="mem_per_gpu")
     mig: bool = False
     vendor: Annotated[Vendor, one_of(Vendor)] = Vendor.NVIDIA
-    arch: Arch = "x86_64"
-    visible_env: Variable = ""
-    expect_name: Line = ""
+    arch: types.Arch = "x86_64"
+    visible_env: types.Variable = ""
+    expect_name: types.Line = ""
     expect_mem_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
     @property
     def visible_devices_variable(self) -> str:
-        return self.visible_env or VISIBLE_ENV[self.vendor]
+        return self.visible_env or types.VISIBLE_ENV[self.vendor]
 
     def asked_gpus(self, used: int) -> int:
         """GPUs that Slurm allocates on each node to a run that uses ``used``."""
@@ -159,15 +136,15 @@ class GpuNodes(Nodes):
 class Recovery(TomlTable):
     """How often recovery resubmits a run for each class of failure (0: never), and how its limits grow."""
 
-    timeout: Count = 4
-    host_memory: Count = 2
-    node_fail: Count = 3
-    preempted: Count = 10
-    wrong_hardware: Count = 2
-    lost: Count = 1
-    time_factor: Factor = 2.0
+    timeout: types.Count = 4
+    host_memory: types.Count = 2
+    node_fail: types.Count = 3
+    preempted: types.Count = 10
+    wrong_hardware: types.Count = 2
+    lost: types.Count = 1
+    time_factor: types.Factor = 2.0
     """Of the time limit, up to that of the partition and QOS."""
-    mem_factor: Factor = 2.0
+    mem_factor: types.Factor = 2.0
     """Of the memory, up to that of a node."""
 
 
@@ -176,40 +153,39 @@ class ClusterProfile(_Checked):
 
     name: str = Field(exclude=True)
     """Of the table; also the target of specs and submissions."""
-    hostname_pattern: Pattern = ""
-    account: Names = ""
-    account_suffix: Names = ""
+    hostname_pattern: types.Pattern = ""
+    account: types.Names = ""
+    account_suffix: types.Names = ""
     needs_account: bool = False
     """Whether the site rejects jobs without an account."""
-    export: Directive = "NONE"
+    export: types.Directive = "NONE"
     """Environment that the job inherits from the submitting shell; empty writes no line."""
     requeue: Annotated[Requeue, one_of(Requeue)] = Requeue.NEVER
     allow_preemptable: bool = False
     recovery: Recovery = Recovery()
     queue_choice: Annotated[QueueChoice, one_of(QueueChoice)] = QueueChoice.FIRST
     """Among the queues that fit a run."""
-    poll_seconds: Positive = 60
-    max_submit: Count = 0
+    poll_seconds: types.Positive = 60
+    max_submit: types.Count = 0
     """Jobs that a user may have queued, array tasks counted; 0: not known."""
-    array_index_max: Positive = 1000
-    array_parallel: Count = 0
+    array_index_max: types.Positive = 1000
+    array_parallel: types.Count = 0
     """Tasks of an array that run at once; 0: no limit."""
     accounting: Annotated[Accounting, one_of(Accounting)] = Accounting.AUTO
-    scratch: Folder = ""
-    data: Folder = ""
-    stage: FolderOnNodes = ""
+    scratch: types.Folder = ""
+    data: types.Folder = ""
+    stage: types.FolderOnNodes = ""
     """Folder on each node's own disk to which jobs copy their data set; the node expands its variables."""
-    python: Annotated[Folder, AfterValidator(lambda path: path or sys.executable)] = Field("", validate_default=True)
-    """Interpreter of jobs; empty in the file: the one that runs this command."""
-    prologue: Listed[Line] = ()
-    env: Environment = Field(default_factory=dict)
-    extra: Extra = Field(default_factory=dict)
-    forbid: Listed[Line] = ()
+    python: types.Interpreter = Field("", validate_default=True)
+    prologue: types.Listed[types.Line] = ()
+    env: types.Environment = Field(default_factory=dict)
+    extra: types.Extra = Field(default_factory=dict)
+    forbid: types.Listed[types.Line] = ()
     launcher: Annotated[Launcher, one_of(Launcher)] = Launcher.SRUN
-    srun_args: Listed[Line] = ()
-    slurm_bin: Folder = ""
-    template: Template = ""
-    default_gpu: Line = ""
+    srun_args: types.Listed[types.Line] = ()
+    slurm_bin: types.Folder = ""
+    template: types.Template = ""
+    default_gpu: types.Line = ""
     gpu: dict[str, GpuNodes] = Field(default_factory=dict)
     cpu: CpuNodes | None = None
 

@@ -74,17 +74,17 @@ def place(
 ) -> ResourceShape | str:
     """Return the resources of a run on its target, or the reason why the target cannot run it.
 
-    Args:
-        train: the run.
-        execution: its limits.
-        declaration: of its strategy.
-        profile: the cluster; None is this machine.
-        machine: this machine; needed when ``profile`` is None.
+    The target is the cluster of ``profile``, or ``machine`` where that is None.
     """
     hardware = train.hardware
     topology = declaration.topology(declaration.options_with_defaults(train.strategy_options))
     try:
-        ranks_per_node = _ranks_per_node(hardware, topology, train.strategy)
+        per_device = topology is Topology.PROCESS_PER_DEVICE
+        if hardware.nodes > 1 and not per_device:
+            raise _CannotRunError(
+                f"{train.strategy} is one process, which cannot use the devices of {hardware.nodes} nodes"
+            )
+        ranks_per_node = hardware.devices_per_node if per_device else 1
         ranks = hardware.nodes * ranks_per_node
         if train.cpus % ranks:
             raise _CannotRunError(
@@ -110,14 +110,6 @@ def place(
         return str(error)
 
 
-def _ranks_per_node(hardware: Hardware, topology: Topology, strategy: str) -> int:
-    if topology is Topology.PROCESS_PER_DEVICE:
-        return hardware.devices_per_node
-    if hardware.nodes > 1:
-        raise _CannotRunError(f"{strategy} is one process, which cannot use the devices of {hardware.nodes} nodes")
-    return 1
-
-
 def _on_machine(machine: Devices, hardware: Hardware, shape: ResourceShape) -> ResourceShape:
     if shape.nodes > 1:
         raise _CannotRunError(f"{hardware} needs {shape.nodes} nodes, and this is one machine")
@@ -137,7 +129,10 @@ def _on_cluster(profile: ClusterProfile, hardware: Hardware, shape: ResourceShap
         raise _CannotRunError(
             f"cluster {profile.name} has no {hardware.kind}; it has: {', '.join(profile.node_tables)}"
         )
-    _check_launcher(profile, shape)
+    if profile.launcher is Launcher.TORCHRUN and shape.nodes > 1:
+        raise _CannotRunError("launcher torchrun starts the ranks of one node; several nodes need launcher srun")
+    if profile.launcher is Launcher.NONE and shape.ranks > 1:
+        raise _CannotRunError("launcher none starts one process; several ranks need launcher srun or torchrun")
     shape = replace(shape, target=profile.name)
     if isinstance(nodes, GpuNodes):
         shape = replace(
@@ -160,13 +155,6 @@ def _on_cluster(profile: ClusterProfile, hardware: Hardware, shape: ResourceShap
         )
     queue = _first_queue(profile, nodes, shape)
     return replace(shape, partition=queue.partition, qos=queue.qos, mem_bytes=_memory(profile, nodes, shape))
-
-
-def _check_launcher(profile: ClusterProfile, shape: ResourceShape) -> None:
-    if profile.launcher is Launcher.TORCHRUN and shape.nodes > 1:
-        raise _CannotRunError("launcher torchrun starts the ranks of one node; several nodes need launcher srun")
-    if profile.launcher is Launcher.NONE and shape.ranks > 1:
-        raise _CannotRunError("launcher none starts one process; several ranks need launcher srun or torchrun")
 
 
 def _check_gpus(profile: ClusterProfile, nodes: GpuNodes, shape: ResourceShape) -> None:

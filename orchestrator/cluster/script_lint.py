@@ -23,13 +23,7 @@ class Fault:
 
 
 def script_faults(text: str, planned: Directives, forbid: Collection[str] = ()) -> Iterator[Fault]:
-    """Compare the ``#SBATCH`` lines of a script with the planned ones.
-
-    Args:
-        text: the script.
-        planned: the options of the run.
-        forbid: options that the site rejects.
-    """
+    """Compare the ``#SBATCH`` lines of a script with the planned options, and with those that the site forbids."""
     if not text.startswith("#!"):
         yield Fault("the script does not start with #!", "remove what stands before it")
         return

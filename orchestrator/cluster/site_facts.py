@@ -7,35 +7,13 @@ user's accounts and QOS. Sites may disable the last two: the cluster file then s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-SINFO = {
-    "partition": "%R",
-    "up": "%a",
-    "time": "%l",
-    "nodes": "%D",
-    "cores": "%c",
-    "memory": "%m",
-    "gres": "%G",
-    "features": "%f",
-}
-ASSOCIATIONS = ("Cluster", "Account", "Partition", "QOS", "DefaultQOS", "MaxSubmitJobs", "MaxWall")
-QOS = ("Name", "MaxWall", "MaxTRES", "MaxSubmitPU", "Preempt")
-
-COMMANDS: dict[str, tuple[str, ...]] = {
-    "sinfo": ("sinfo", "--noheader", "--exact", f"--format={'|'.join(SINFO.values())}"),
-    "partitions": ("scontrol", "--oneliner", "show", "partition"),
-    "nodes": ("scontrol", "--oneliner", "show", "node"),
-    "config": ("scontrol", "show", "config"),
-    "user": ("sacctmgr", "-nP", "show", "user", "{user}", "format=DefaultAccount"),
-    "associations": ("sacctmgr", "-nP", "show", "associations", "user={user}", f"format={','.join(ASSOCIATIONS)}"),
-    "qos": ("sacctmgr", "-nP", "show", "qos", f"format={','.join(QOS)}"),
-}
-"""Query -> command. Without headers, as their words depend on the locale."""
-
 Record = TypeVar("Record")
+Run = Callable[..., tuple[bool, str]]
+"""Runs a command; returns whether it succeeded, and what it printed."""
 
 
 def seconds(text: str) -> int:
@@ -94,16 +72,16 @@ def _parsed(name: str, parse: Callable[[str], Any] = str, missing: str = "") -> 
 class NodeGroup:
     """Nodes of one partition that are alike."""
 
-    partition: str = _parsed("partition")
-    up: bool = _parsed("up", lambda text: text.strip() == "up")
-    max_time_s: int = _parsed("time", seconds)
+    partition: str = _parsed("%R")
+    up: bool = _parsed("%a", lambda text: text.strip() == "up")
+    max_time_s: int = _parsed("%l", seconds)
     """0: no limit."""
-    count: int = _parsed("nodes", _number)
-    cores: int = _parsed("cores", _number)
-    memory_mb: int = _parsed("memory", _number)
-    gres: tuple[tuple[str, int], ...] = _parsed("gres", gpus)
+    count: int = _parsed("%D", _number)
+    cores: int = _parsed("%c", _number)
+    memory_mb: int = _parsed("%m", _number)
+    gres: tuple[tuple[str, int], ...] = _parsed("%G", gpus)
     """Type and number of GPUs; the type is empty where the site has none."""
-    features: tuple[str, ...] = _parsed("features", _names)
+    features: tuple[str, ...] = _parsed("%f", _names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +125,7 @@ class Qos:
 class Association:
     """An account of the user, for all partitions or for one."""
 
+    cluster: str = _parsed("Cluster")
     account: str = _parsed("Account")
     partition: str = _parsed("Partition")
     qos: tuple[str, ...] = _parsed("QOS", _names)
@@ -181,16 +160,26 @@ class SiteFacts:
     """Query -> why there was no answer."""
 
 
-def query(
-    run: Callable[..., tuple[bool, str]], user: str, queries: Iterable[str] = COMMANDS
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Query Slurm: answers by query, and the error messages of queries without an answer.
+def _columns(kind: type[Any]) -> list[str]:
+    """Names in Slurm's output of what the fields of a record hold."""
+    return list(dict.fromkeys(f.metadata["name"] for f in fields(kind)))
 
-    Args:
-        run: runs a command; returns whether it succeeded, and what it printed.
-        user: whose accounts.
-        queries: names in ``COMMANDS``.
-    """
+
+_SACCTMGR = ("sacctmgr", "-nP", "show")
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "sinfo": ("sinfo", "--noheader", "--exact", f"--format={'|'.join(_columns(NodeGroup))}"),
+    "partitions": ("scontrol", "--oneliner", "show", "partition"),
+    "nodes": ("scontrol", "--oneliner", "show", "node"),
+    "config": ("scontrol", "show", "config"),
+    "user": (*_SACCTMGR, "user", "{user}", "format=DefaultAccount"),
+    "associations": (*_SACCTMGR, "associations", "user={user}", f"format={','.join(_columns(Association))}"),
+    "qos": (*_SACCTMGR, "qos", f"format={','.join(_columns(Qos))}"),
+}
+"""Query -> command. Without headers, as their words depend on the locale."""
+
+
+def query(run: Run, user: str, queries: Iterable[str] = COMMANDS) -> tuple[dict[str, str], dict[str, str]]:
+    """Query Slurm about a cluster and a user: answers by query, and error messages of queries without an answer."""
     answers: dict[str, str] = {}
     unanswered: dict[str, str] = {}
     for name in queries:
@@ -208,15 +197,13 @@ def parse(answers: Mapping[str, str], unanswered: Mapping[str, str] | None = Non
     accounting = "slurmdbd" in config.get("AccountingStorageType", "")
     cluster = config.get("ClusterName", "").strip().lower() or "cluster"
     of_accounts = answers if accounting else {}
-    groups = (_record(NodeGroup, row) for row in _table(answers.get("sinfo", ""), tuple(SINFO)))
     partitions = (_record(Partition, _pairs(line.split())) for line in answers.get("partitions", "").splitlines())
     nodes = [_pairs(line.split()) for line in answers.get("nodes", "").splitlines()]
     arch = {kind: node.get("Arch", "x86_64") for node in nodes for kind, _ in gpus(node.get("Gres", ""))}
-    every_qos = (_record(Qos, row) for row in _table(of_accounts.get("qos", ""), QOS))
     return SiteFacts(
         cluster=cluster,
         version=config.get("SLURM_VERSION", ""),
-        groups=tuple(group for group in groups if group.partition),
+        groups=tuple(group for group in _rows(NodeGroup, answers.get("sinfo", "")) if group.partition),
         partitions={partition.name: partition for partition in partitions if partition.name},
         max_array_size=_number(config.get("MaxArraySize", "")) or 1001,
         accounting=accounting,
@@ -224,31 +211,29 @@ def parse(answers: Mapping[str, str], unanswered: Mapping[str, str] | None = Non
         preempt_mode=config.get("PreemptMode", "OFF").partition(",")[0],
         arch={kind: name for kind, name in arch.items() if name != "x86_64"},
         accounts=tuple(
-            _record(Association, row)
-            for row in _table(of_accounts.get("associations", ""), ASSOCIATIONS)
-            if row["Account"] and row["Cluster"].lower() == cluster
+            association
+            for association in _rows(Association, of_accounts.get("associations", ""))
+            if association.account and association.cluster.lower() == cluster
         ),
         default_account=of_accounts.get("user", "").partition("\n")[0].strip(),
-        qos={qos.name: qos for qos in every_qos if qos.name},
+        qos={qos.name: qos for qos in _rows(Qos, of_accounts.get("qos", "")) if qos.name},
         unanswered=dict(unanswered or {}),
     )
 
 
 def _record(kind: type[Record], values: Mapping[str, str]) -> Record:
     """Parse the values of Slurm's output that the fields of a record name."""
-    made = {
-        f.name: f.metadata["parse"](values.get(f.metadata["name"], f.metadata["missing"]))
-        for f in fields(kind)  # type: ignore[arg-type]
-    }
-    return kind(**made)
+    named = {f.name: f.metadata for f in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: m["parse"](values.get(m["name"], m["missing"])) for name, m in named.items()})
 
 
-def _table(text: str, columns: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Rows of a table with ``|`` between columns; rows of another length are left out."""
+def _rows(kind: type[Record], text: str) -> Iterator[Record]:
+    """Parse a table with ``|`` between columns; rows of another length are left out."""
+    columns = _columns(kind)
     for line in text.splitlines():
         values = line.strip().split("|")
         if len(values) == len(columns):
-            yield dict(zip(columns, values, strict=True))
+            yield _record(kind, dict(zip(columns, values, strict=True)))
 
 
 def _pairs(texts: Iterable[str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -200,6 +201,8 @@ Names = Annotated[
 ]
 """Accounts, partitions or QOS, one or several."""
 Folder = Annotated[str, AfterValidator(_absolute)]
+Interpreter = Annotated[Folder, AfterValidator(lambda path: path or sys.executable)]
+"""Of jobs; empty in the file: the one that runs this command."""
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Factor = Annotated[float, Field(ge=1, le=100)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import unicodedata
-from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
@@ -83,19 +82,21 @@ def text(value: str) -> str:
 Text = Annotated[str, AfterValidator(text)]
 
 
-def _instead(name: str, names: Sequence[str]) -> str:
-    if "," in name:
-        return "write one name; several go into a list in [matrix]"
-    spelled = [known.replace("/*", "/NAME") for known in names]  # a family: NAME is one of its members
-    return nearest(name, spelled) or f"there are: {', '.join(spelled) or 'none'}"
+def _declared(kind: str, name: str, info: ValidationInfo) -> Any:
+    """The declaration that a key names."""
+    plugins: Plugins = info.context["plugins"] if info.context else Plugins.installed()
+    found = registry.find(plugins.of(kind), name)
+    if found is None:
+        names = [known.replace("/*", "/NAME") for known in plugins.names(kind)]  # a family: NAME is one of its members
+        hint = nearest(name, names) or f"there are: {', '.join(names) or 'none'}"
+        several = "write one name; several go into a list in [matrix]"
+        raise invalid(f"there is no {kind} {show(name)}", several if "," in name else hint)
+    return found
 
 
 def _plugin(kind: str) -> Any:
     def check(value: str, info: ValidationInfo) -> str:
-        text(value)
-        plugins: Plugins = info.context["plugins"] if info.context else Plugins.installed()
-        if registry.find(plugins.of(kind), value) is None:
-            raise invalid(f"there is no {kind} {show(value)}", _instead(value, plugins.names(kind)))
+        _declared(kind, text(value), info)
         return value
 
     return Annotated[str, AfterValidator(check)]
@@ -112,8 +113,6 @@ def _strategy_match(value: object, info: ValidationInfo) -> StrategyMatch:
 
 def _named(value: object, info: ValidationInfo) -> tuple[str, tuple[tuple[str, OptionValue, OptionValue], ...]]:
     """Read a strategy's name, or a table with ``name`` and options: the name, and each (option, value, default)."""
-    plugins: Plugins = info.context["plugins"] if info.context else Plugins.installed()
-    names = plugins.names("strategy")
     if isinstance(value, str):
         name, options = value, {}
     elif isinstance(value, dict) and isinstance(value.get("name"), str):
@@ -121,9 +120,7 @@ def _named(value: object, info: ValidationInfo) -> tuple[str, tuple[tuple[str, O
     else:
         what = "a strategy without a name" if isinstance(value, dict) else f"{show(value)} is not a strategy"
         raise invalid(what, 'write "ddp", or { name = "ddp", OPTION = VALUE }')
-    declaration = registry.find(plugins.strategies, name)
-    if declaration is None:
-        raise invalid(f"there is no strategy {show(name)}", _instead(name, names))
+    declaration: StrategyDeclaration = _declared("strategy", name, info)
     try:
         checked = _options_model(declaration).model_validate(options).model_dump(exclude_unset=True)
     except ValidationError as error:

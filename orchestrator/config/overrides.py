@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from orchestrator import toml_file
 from orchestrator.config.keys import KEYS, Values
-from orchestrator.config.tables import axis_tables, condition_tables, tables_of, unknown_key_hint
+from orchestrator.config.tables import axis_tables, condition_tables, unknown_key_hint, value_tables
 from orchestrator.errors import ExperimentError, Mistake
 from orchestrator.toml_file import TomlError
 from orchestrator.units import counted
@@ -107,14 +107,12 @@ def _replace(document: dict[str, Any], key: str, value: Any) -> Iterator[str]:
             # The lists of a zip keep their length; experiment._axis drops rows that became equal.
             table[key] = [value] * len(old) if isinstance(old, list) else value
             yield f"the axis {place}.{key}"
-    for place, table in [*tables_of(document, "when", "set"), *tables_of(document, "include")]:
+    for place, table in value_tables(document):
         if key in table:
             table[key] = value
             yield f"{place}.{key}"
     defaults = document.setdefault("defaults", {})
     if isinstance(defaults, dict):
-        if key in defaults:
-            yield f"defaults.{key}"
         defaults[key] = value
 
 
@@ -130,12 +128,7 @@ def _change_kind(document: Mapping[str, Any], kind: str) -> Iterator[str]:
             return [changed(each) for each in old]
         return f"{kind}:{old.partition(':')[2]}" if isinstance(old, str) and ":" in old else old
 
-    values = [
-        *tables_of(document, "when", "set"),
-        *tables_of(document, "include"),
-        ("defaults", document.get("defaults")),
-    ]
-    for place, table in [*axis_tables(document), *values, *condition_tables(document)]:
-        if isinstance(table, dict) and "hardware" in table:
+    for place, table in [*axis_tables(document), *value_tables(document), *condition_tables(document)]:
+        if "hardware" in table:
             table["hardware"] = changed(table["hardware"])
             yield f"{place}.hardware"

@@ -142,6 +142,14 @@ def _axes_of(place: str, matrix: dict[str, Any]) -> list[tuple[str, dict[str, An
     return [(place, matrix), *((f"{place}.{zipped}", table) for zipped, table in tables_of(matrix, "zip"))]
 
 
+def value_tables(document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every table of single values, with its place in the file; the defaults last."""
+    yield from tables_of(document, "when", "set")
+    yield from tables_of(document, "include")
+    if isinstance(document.get("defaults"), dict):
+        yield "defaults", document["defaults"]
+
+
 def condition_tables(document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every table of conditions, with its place in the file."""
     for name, part in (("when", "if"), ("exclude", "match"), ("published", "match")):
@@ -149,12 +157,7 @@ def condition_tables(document: Mapping[str, Any]) -> Iterator[tuple[str, dict[st
 
 
 def structure_mistakes(document: Mapping[str, Any], where: str) -> list[Mistake]:
-    """Errors between the keys of a document rather than in one value.
-
-    Args:
-        document: the parsed file, not yet validated.
-        where: name of the file in messages.
-    """
+    """Errors between the keys of a parsed file rather than in one value; it need not be validated yet."""
     found = [*_product_mistakes(document), *_zip_mistakes(document), *_table_mistakes(document)]
     return [Mistake(f"{where}: {place}" if place else where, what, hint) for place, what, hint in dict.fromkeys(found)]
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from orchestrator.backends.slurm import queue_choice
 from orchestrator.backends.slurm.records import QueuePair
 from orchestrator.cluster import cluster_file_writer, sample_scripts, site_facts
-from orchestrator.cluster.discovery import Run
 from orchestrator.cluster.profile import ClusterProfile, ClusterQueue, Nodes
-from orchestrator.cluster.site_facts import SiteFacts
+from orchestrator.cluster.site_facts import Run, SiteFacts
 from orchestrator.doctor.findings import Finding, fail, note, ok
 from orchestrator.planning import planner
 from orchestrator.planning.plan import Plan
