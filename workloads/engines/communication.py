@@ -119,7 +119,7 @@ def _advice_when_slow(on_gpu: bool) -> Iterator[None]:
 def _store(world: World, attempt: AttemptDir, hang_timeout_s: int) -> Store | None:
     """Return the store through which ranks connect; None when the launcher's environment variables name one."""
     if world.size == 1:
-        return HashStore()
+        return HashStore()  # in memory: a single rank needs no port
     if world.launcher is Launcher.TORCHRUN:
         return None
     patience_s = min(hang_timeout_s or RENDEZVOUS_TIMEOUT_S, RENDEZVOUS_TIMEOUT_S)

@@ -25,6 +25,7 @@ def dtype_of(config: TrainConfig) -> torch.dtype:
 def set_precision(config: TrainConfig) -> None:
     """Set what ``fp32`` and ``tf32`` mean: torch's default lets cuDNN's convolutions compute fp32 in TF32."""
     torch.backends.cudnn.benchmark = config.cudnn_benchmark
+    # torch's note "CUDA semantics": cudnn.allow_tf32 is True by default, matmul.allow_tf32 is False.
     tf32 = config.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32

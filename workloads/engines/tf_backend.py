@@ -47,6 +47,7 @@ class KerasBackend:
         self._statistics_differ = False
         self._seed = 0
         self._since_seed = 0
+        # No step branches on a tensor, so AutoGraph has nothing to rewrite.
         self._traced_train = tf.function(self._train, autograph=False)
         self._traced_count = tf.function(self._count, autograph=False)
         self.num_train, self.num_test = loader.num_train, loader.num_test

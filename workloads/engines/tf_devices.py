@@ -38,6 +38,7 @@ def _gpus(count: int) -> tuple[str, ...]:
             f"CUDA_VISIBLE_DEVICES is {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}",
             hint="pip install 'tensorflow[and-cuda]' where jobs run, and compare its CUDA with the driver's",
         )
+    # Otherwise TensorFlow maps nearly all memory of each GPU (its guide "Use a GPU"), and peak memory means nothing.
     for gpu in found:
         tf.config.experimental.set_memory_growth(gpu, True)
     return tuple(f"/GPU:{i}" for i in range(count))
@@ -56,6 +57,7 @@ def _logical_cpus(count: int) -> None:
         return
     try:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    # "Virtual devices cannot be modified after being initialized": a run before this one used fewer.
     except RuntimeError as error:
         raise JobError(f"TensorFlow cannot make {count} CPU devices", why=str(error)) from error
 

@@ -76,7 +76,7 @@ def _make_backend(job: Job, devices: tuple[str, ...], data: ImageData, size: int
     declaration, options = settings.strategy(config)
     classes = len(data.class_names)
     keras.config.set_dtype_policy(_POLICIES.get(config.precision, "float32"))
-    keras.utils.set_random_seed(config.seed % 2**32)
+    keras.utils.set_random_seed(config.seed % 2**32)  # it seeds numpy too, whose seeds have 32 bits
     tf.config.experimental.enable_tensor_float_32_execution(config.precision == "tf32")
     make_layers = settings.model(config).keras_layers
     if make_layers is None:

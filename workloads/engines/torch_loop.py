@@ -34,6 +34,7 @@ def train(job: Job) -> None:
     """
     device = choose_device(job)
     config = job.spec.train
+    # By default each rank would use a thread for every core, and the ranks of a node share its cores.
     torch.set_num_threads(job.spec.expect.cpus_per_rank)
     recipe.set_precision(config)
     declaration, options = settings.strategy(config)

@@ -220,10 +220,8 @@ class Training:
         self._job.events.write("epoch", **facts)
         if self._job.world.rank == 0:
             tested = f", test accuracy {facts['test_accuracy']:.2%}" if "test_accuracy" in facts else ""
-            print_progress(
-                f"epoch {self._epoch}/{self._epochs}: loss {facts['train_loss']:.4g}, "
-                f"{facts['samples_per_s']:,.0f} samples/s{tested}"
-            )
+            speed = f"{facts['samples_per_s']:,.0f} samples/s{tested}"
+            print_progress(f"epoch {self._epoch}/{self._epochs}: loss {facts['train_loss']:.4g}, {speed}")
 
     def _summarize(self) -> None:
         """Fill in memory and total time over all ranks."""

@@ -58,6 +58,7 @@ class Fsdp(ReplicaStrategy):
         self.module.zero_grad(set_to_none=True)  # gradients belong to the module's parameters, not to the shards
 
     def update(self) -> None:
+        # fully_shard reduces gradients into DTensors, which the optimizer of plain tensors does not see.
         for shard, parameter in zip(self.parameters, self._sharded, strict=True):
             shard.grad = None if parameter.grad is None else parameter.grad.to_local()
         super().update()

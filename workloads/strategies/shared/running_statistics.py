@@ -52,4 +52,4 @@ def average(tensors: list[Tensor], ranks: int) -> None:
         distributed.all_reduce(flat)
     flat.div_(ranks)
     for tensor, part in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
-        tensor.detach().copy_(part.view_as(tensor))
+        tensor.detach().copy_(part.view_as(tensor))  # autograd rejects in-place writes to parameters themselves
