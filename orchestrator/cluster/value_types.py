@@ -76,18 +76,19 @@ def expand(value: str, places: Mapping[str, str]) -> str:
     if "$" in expanded:
         name = expanded[expanded.index("$") :].split("/")[0]
         raise invalid(f"{show(value)}: {name} is not set here", "set it before the command, or write the value itself")
-    for word in re.findall(r"\{(\w+)\}", expanded):
+    path = _fill(value, expanded, places)
+    return os.path.expanduser(path) if value.startswith("~") else path  # noqa: PTH111 (Path("") is ".")
+
+
+def _fill(value: str, path: str, places: Mapping[str, str]) -> str:
+    """Replace ``{user}`` and the other places; a brace that is left would become part of a folder's name."""
+    for word in re.findall(r"\{(\w+)\}", path):
         if word not in places and word != "user":
             raise invalid(f"{show(value)}: {{{word}}} is unknown", "known are {user} and, where it is set, {scratch}")
-        expanded = expanded.replace(f"{{{word}}}", places[word] if word in places else _user())
-    _check_braces(value, expanded)
-    return os.path.expanduser(expanded) if value.startswith("~") else expanded  # noqa: PTH111 (Path("") is ".")
-
-
-def _check_braces(value: str, path: str) -> None:
-    """Check that no brace is left, which would become part of a folder's name."""
+        path = path.replace(f"{{{word}}}", places[word] if word in places else _user())
     if left := re.search(r"[^/]*[{}][^/]*", path):
         raise invalid(f"{show(value)}: {left[0]} names no place", "write {user} or {scratch}, with both braces")
+    return path
 
 
 def _user() -> str:
@@ -112,10 +113,7 @@ def _absolute(value: str, info: ValidationInfo) -> str:
 
 def _on_nodes(value: str, info: ValidationInfo) -> str:
     """Check a folder whose variables are set on compute nodes only."""
-    path = _line(value)
-    for word in re.findall(r"\{\w+\}", path):
-        path = path.replace(word, expand(word, info.context or {}))
-    _check_braces(value, path)
+    path = _fill(value, _line(value), info.context or {})
     if path and path[0] not in "/$":
         raise invalid(f"{show(value)} is not an absolute path", 'write a folder of the node, such as "$TMPDIR"')
     return path
