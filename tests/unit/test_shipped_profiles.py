@@ -147,13 +147,20 @@ def test_the_lint_finds_each_kind_of_fault(script: str) -> None:
     assert found[0] == BROKEN[script]
 
 
-def test_the_lint_compares_a_script_with_the_limits_of_its_queue(tmp_path: Path) -> None:
-    """Also where a user's template sets another time."""
+ALL_BUT = '{%% for option in directives if not option.startswith("%s") %%}\n#SBATCH {{ option }}\n{%% endfor %%}\n'
+
+
+@pytest.mark.parametrize(
+    ("block", "what"),
+    [("", "--nodes is missing"), *((ALL_BUT % name, f"{name} is missing") for name in ("--partition", "--qos"))],
+)
+def test_a_template_must_keep_the_options_of_the_plan(tmp_path: Path, block: str, what: str) -> None:
+    """Limits, and the queue whose limits the plan kept."""
     template = tmp_path / "mine.sh.j2"
-    template.write_text('{% extends "slurm.sh.j2" %}\n{% block directives %}{% endblock %}\n')
+    template.write_text(f'{{% extends "slurm.sh.j2" %}}\n{{% block directives %}}\n{block}{{% endblock %}}\n')
     site = profile("sol").model_copy(update={"template": str(template)})
     (fault, *_) = sample_scripts.profile_faults(site)
-    assert (fault.what, fault.hint) == ("a100:2: --nodes is missing", "write {{ super() }} in the block directives")
+    assert (fault.what, fault.hint) == (f"a100:2: {what}", "write {{ super() }} in the block directives")
 
 
 def test_a_profile_that_can_run_nothing() -> None:
