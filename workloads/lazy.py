@@ -4,8 +4,9 @@
         from db import queries
         from orchestrator.planning import planner
 
-Each name stands for a module, which is imported when one of its attributes is first used. Type checkers, ruff and the
-tests of the import rules see ordinary imports. PEP 810 makes this a statement in Python 3.15.
+Each name stands for a module, which is imported when one of its attributes is first used, or for a class that only
+annotations use. Type checkers, ruff and the tests of the import rules see ordinary imports. PEP 810 makes this a
+statement in Python 3.15.
 """
 
 from __future__ import annotations

@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib
 import pickle
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from workloads.contract import TrainConfig
+from workloads.datasets.shared.file_tasks import Progress
 from workloads.datasets.shared.image_data import ImageData, Split
 from workloads.datasets.shared.published import PublishedFile, PublishedFolder, fetch
 from workloads.errors import DatasetError
@@ -49,7 +50,7 @@ BATCH_FILES = tuple(PublishedFile(name, md5, "md5", min_bytes=PIXELS_PER_BATCH +
 CLASS_NAMES = PublishedFile("batches.meta", "5ff9c542aee3614f3951f8cda6e48888", "md5", min_bytes=1)
 
 
-def _install(folder: Path, _damaged: Sequence[PublishedFile], progress: Callable[[str], None]) -> None:
+def _install(folder: Path, _damaged: Sequence[PublishedFile], progress: Progress) -> None:
     """Unpack the files we know and no other; each is checked before it appears under its name."""
     archive = folder.parent / ARCHIVE.name
     fetch(ARCHIVE, archive, progress)

@@ -11,19 +11,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from workloads.contract import TrainConfig
 from workloads.datasets.shared import decoded_images, manifest
-from workloads.datasets.shared.file_tasks import require_root
+from workloads.datasets.shared.file_tasks import Progress, require_root
 from workloads.datasets.shared.image_data import ImageData, Split
 from workloads.datasets.shared.manifest import Listing, Summary
 from workloads.errors import DatasetError, InputError, OrchestrateError
+from workloads.lazy import lazy_imports
 from workloads.registry import DatasetDeclaration, DatasetShape, Problem
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
     import numpy as np
     from numpy.typing import NDArray
 
@@ -72,10 +71,6 @@ def _image_folders(root: Path) -> list[str]:
     return []
 
 
-def _members(root: Path | None) -> list[str]:
-    return [f"imagefolder/{folder}" for folder in _image_folders(root)] if root is not None else []
-
-
 def _shape(root: Path | None, name: str) -> DatasetShape | None:
     try:
         found = manifest.newest(find_folder(root, name))
@@ -83,21 +78,14 @@ def _shape(root: Path | None, name: str) -> DatasetShape | None:
         return None
     if found is None or not found.summary.image_size:
         return None  # not prepared yet, or images of several sizes
-    summary = found.summary
-    return DatasetShape(
-        image_size=summary.image_size,
-        channels=summary.channels,
-        classes=len(summary.class_names),
-        num_train=summary.num_train,
-        num_test=summary.num_test,
-    )
+    known = {key: getattr(found.summary, key) for key in ("image_size", "channels", "num_train", "num_test")}
+    return DatasetShape(classes=len(found.summary.class_names), **known)
 
 
 def _check(root: Path | None, name: str) -> list[Problem]:
     try:
         listing = manifest.scan(find_folder(root, name))
-        found = manifest.newest(listing.folder)
-        if found is not None and found.summary.signature != listing.signature:
+        if not manifest.current(listing) and (found := manifest.newest(listing.folder)):
             found.require_all(listing)
     except OrchestrateError as error:
         what = f"{error.what} ({error.why})" if error.why else error.what
@@ -112,20 +100,17 @@ def _check(root: Path | None, name: str) -> list[Problem]:
 def _digest(root: Path | None, name: str) -> str:
     try:
         listing = manifest.scan(find_folder(root, name))
+        if current := manifest.current(listing):
+            return current.digest
         found = manifest.newest(listing.folder)
-        if found is None:
-            return ""
-        if found.summary.signature == listing.signature:
-            return found.summary.digest
-        changed = found.changed(listing)
-        if sum(entry.size for entry in changed) > CHEAP_BYTES:
+        if found is None or sum(entry.size for entry in found.changed(listing)) > CHEAP_BYTES:
             return ""
         return manifest.content_digest(listing, found.hashes(listing))
     except (OrchestrateError, OSError):
         return ""
 
 
-def _prepare(root: Path | None, name: str, progress: Callable[[str], None]) -> None:
+def _prepare(root: Path | None, name: str, progress: Progress) -> None:
     listing = manifest.scan(find_folder(root, name))
     summary = manifest.update(listing, progress)
     if summary.image_size:
@@ -165,8 +150,6 @@ def _stored_size(listing: Listing, summary: Summary, wished: int | None) -> int:
 
 
 def _split(listing: Listing, images: NDArray[np.uint8], part: slice) -> Split:
-    import numpy as np
-
     numbers = {name: number for number, name in enumerate(listing.class_folders)}
     entries = listing.entries[part]
     labels = np.array([numbers[entry.path.split("/", 2)[1]] for entry in entries], np.int64)
@@ -184,5 +167,5 @@ DECLARATION = DatasetDeclaration(
     prepare=_prepare,
     load=_load,
     folder=find_folder,
-    members=_members,
+    members=lambda root: [f"imagefolder/{folder}" for folder in _image_folders(root)] if root else [],
 )

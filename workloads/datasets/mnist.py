@@ -6,10 +6,11 @@ Each load checks the four raw IDX files by SHA-256. Only ``orchestrate data prep
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from workloads.contract import TrainConfig
+from workloads.datasets.shared.file_tasks import Progress
 from workloads.datasets.shared.image_data import ImageData, Split
 from workloads.datasets.shared.published import PublishedFile, PublishedFolder, fetch
 from workloads.errors import DatasetError
@@ -43,7 +44,7 @@ ARCHIVES = {
 }
 
 
-def _install(folder: Path, files: Sequence[PublishedFile], progress: Callable[[str], None]) -> None:
+def _install(folder: Path, files: Sequence[PublishedFile], progress: Progress) -> None:
     for file in files:
         published = ARCHIVES[file.name]
         path = folder / published.name

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from workloads.datasets.shared.sequence_data import SequenceData
 from workloads.errors import InputError
+from workloads.lazy import lazy_imports
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from workloads.contract import TrainConfig
     from workloads.datasets.shared.image_data import ImageData
     from workloads.loaders.protocol import Loader, Shard
+
+with lazy_imports(__name__):
+    from workloads.loaders import dataloader, resident, sequences
 
 
 def make(
@@ -45,17 +49,11 @@ def make(
         InputError: no such loader for such data.
     """
     if isinstance(data, SequenceData):
-        from workloads.loaders.sequences import SequenceLoader
-
         if config.loader != "resident":
             raise InputError(f"the loader {config.loader!r} is for images", hint='set loader = "resident"')
-        return SequenceLoader(data, config, device=device, shard=shard)
+        return sequences.SequenceLoader(data, config, device=device, shard=shard)
     if config.loader == "resident":
-        from workloads.loaders.resident import ResidentLoader
-
-        return ResidentLoader(data, config, image_size=image_size, device=device, dtype=dtype, shard=shard)
+        return resident.ResidentLoader(data, config, image_size=image_size, device=device, dtype=dtype, shard=shard)
     if config.loader == "dataloader":
-        from workloads.loaders.dataloader import PillowLoader
-
-        return PillowLoader(data, config, image_size=image_size, device=device, dtype=dtype, shard=shard)
+        return dataloader.PillowLoader(data, config, image_size=image_size, device=device, dtype=dtype, shard=shard)
     raise InputError(f"no loader is named {config.loader!r}", hint='loader is "resident" or "dataloader"')

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.lazy import lazy_imports
 from workloads.loaders.sample_order import Integers, Stream, hash_of, hashes_of, stream_key
 
-if TYPE_CHECKING:
-    import numpy as np
+with lazy_imports(__name__):
     import torch
-    from numpy.typing import NDArray
-    from PIL import Image
+    from PIL import Image, ImageOps
 
 _Bits = TypeVar("_Bits", int, "torch.Tensor", "NDArray[np.int64]")
 
@@ -65,8 +67,6 @@ class Augmentation:
 
     def apply(self, picture: Image.Image, epoch: int, index: int) -> Image.Image:
         """Augment one picture with Pillow."""
-        from PIL import ImageOps
-
         top, left, mirrored = self.draw(epoch, index)
         if self.padding:
             width, height = picture.size
@@ -86,15 +86,11 @@ class Normalizer:
     @classmethod
     def of(cls, mean: tuple[float, ...], std: tuple[float, ...], *, device: torch.device, dtype: torch.dtype) -> Self:
         """From statistics on the scale black 0, white 1."""
-        import torch
-
         means, deviations = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in (mean, std))
         return cls(*(v.to(device, dtype) for v in (1 / (255 * deviations), -means / deviations)))
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         if pixels.is_cuda:
-            import torch
-
             return torch.addcmul(self.shift, pixels, self.scale)  # one kernel, which converts too
         # On a CPU addcmul of mixed types takes eight times as long as converting first.
         return pixels.to(self.scale.dtype).mul_(self.scale).add_(self.shift)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from workloads.contract import TrainConfig
@@ -21,9 +23,6 @@ from workloads.loaders.augment import Augmentation, Normalizer
 from workloads.loaders.protocol import Batch, Shard, worker_error
 from workloads.loaders.sample_order import Part, SamplePlan, epoch_order
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 TEST = -1
 """Takes the place of an epoch for the test split."""
 
@@ -32,7 +31,7 @@ Pixels: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """One batch, as a worker receives the request for it."""
+    """One batch, as a worker gets the request for it."""
 
     epoch: int
     indices: tuple[int, ...]
@@ -70,25 +69,9 @@ class _Pictures(Dataset["Pixels | DatasetError"]):
         if epoch != TEST:
             picture = self._augmentation.apply(picture, epoch, index)
         if picture.width != self._image_size:
-            picture = _resized(picture, self._image_size)
-        return self._normalize(_pixels(picture))
-
-
-def _resized(picture: Image.Image, size: int) -> Image.Image:
-    from PIL import Image
-
-    return picture.resize((size, size), Image.Resampling.BILINEAR)
-
-
-def _pixels(picture: Image.Image) -> torch.Tensor:
-    import numpy as np
-
-    pixels = torch.from_numpy(np.array(picture))
-    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()
-
-
-def _as_is(answer: Any) -> Any:
-    return answer
+            picture = picture.resize((self._image_size, self._image_size), Image.Resampling.BILINEAR)
+        pixels = torch.from_numpy(np.array(picture))
+        return self._normalize(pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous())
 
 
 class PillowLoader(SamplePlan):
@@ -114,7 +97,7 @@ class PillowLoader(SamplePlan):
             _Pictures(data, augmentation, image_size, dtype),
             batch_size=None,  # a request is a whole batch
             sampler=self._requests,
-            collate_fn=_as_is,
+            collate_fn=lambda answer: answer,
             num_workers=config.workers,
             persistent_workers=config.workers > 0,
             pin_memory=device.type == "cuda",

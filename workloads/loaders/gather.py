@@ -6,15 +6,13 @@ their augmentation. Both are in the order of the epoch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from workloads.loaders.augment import Augmentation
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 CHUNK = 2048
 """Images copied to the device at once, which bounds the additional host memory."""
@@ -111,8 +109,6 @@ class CropByCopy:
     """numpy copies whole rows out of a view of all crops; on a CPU core ten times as fast as indexing every pixel."""
 
     def __init__(self, images: NDArray[np.uint8], augmentation: Augmentation) -> None:
-        import numpy as np
-
         padding, side = augmentation.padding, images.shape[-1]
         padded = np.pad(images, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
         crops = np.lib.stride_tricks.sliding_window_view(padded, (side, side), axis=(2, 3))

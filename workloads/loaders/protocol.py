@@ -50,8 +50,7 @@ class WorkerError(JobError):
 def worker_error(error: RuntimeError) -> WorkerError | None:
     """Translate torch's RuntimeError about a dead worker; None for any other error.
 
-    torch raises it in its SIGCHLD handler (torch/utils/data/_utils/signal_handling.py), so it may appear anywhere in
-    the training process.
+    torch raises it in its SIGCHLD handler (torch/utils/data/_utils/signal_handling.py): it may appear anywhere.
     """
     if "DataLoader worker" not in str(error):
         return None

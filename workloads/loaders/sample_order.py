@@ -7,19 +7,19 @@ exists twice (Python integers for loader workers, arrays or tensors for whole ep
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from workloads.contract import TrainConfig
 from workloads.errors import DatasetError
 from workloads.loaders.protocol import Shard
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
 
 # splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014
 _MASK = (1 << 64) - 1
@@ -78,8 +78,6 @@ def subset(labels: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.
 
     Only the seed decides, so every strategy trains on the same ones; each class keeps its share to within one image.
     """
-    import numpy as np
-
     if fraction >= 1.0:
         return np.arange(len(labels))
     wanted = max(1, round(fraction * len(labels)))
@@ -111,11 +109,7 @@ class Part:
 
 
 def training_parts(num_train: int, batch_size: int, *, drop_last: bool, shard: Shard) -> list[Part]:
-    """Cut an epoch into consecutive global batches, of which each rank takes a consecutive part.
-
-    Raises:
-        DatasetError: ``drop_last`` leaves no step.
-    """
+    """Cut an epoch into global batches, each into a part per rank. Raises DatasetError where no step is left."""
     if drop_last:
         if num_train < batch_size:
             raise DatasetError(
@@ -124,14 +118,12 @@ def training_parts(num_train: int, batch_size: int, *, drop_last: bool, shard: S
                 hint="lower batch_size, or set drop_last = false",
             )
         num_train -= num_train % batch_size
-    return list(_parts(range(0, num_train, batch_size), num_train, batch_size, shard))
-
-
-def _parts(starts: range, end: int, batch_size: int, shard: Shard) -> Iterator[Part]:
-    for start in starts:
-        size = min(batch_size, end - start)
+    parts = []
+    for start in range(0, num_train, batch_size):
+        size = min(batch_size, num_train - start)
         part = shard.part(size)
-        yield Part(start + part.start, part.stop - part.start, size)
+        parts.append(Part(start + part.start, part.stop - part.start, size))
+    return parts
 
 
 def evaluation_parts(num_test: int, batch_size: int, shard: Shard) -> list[Part]:
@@ -160,8 +152,7 @@ class SamplePlan:
         self._seed = config.seed
         self._chosen = subset(labels, config.train_fraction, config.seed)
         self.num_train, self.num_test = len(self._chosen), num_test
-        self._training_parts = training_parts(
-            self.num_train, config.batch_size, drop_last=config.drop_last, shard=shard
-        )
-        self._evaluation_parts = evaluation_parts(num_test, config.batch_size, shard)
+        batch_size = config.batch_size
+        self._training_parts = training_parts(self.num_train, batch_size, drop_last=config.drop_last, shard=shard)
+        self._evaluation_parts = evaluation_parts(num_test, batch_size, shard)
         self.steps_per_epoch = len(self._training_parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from workloads.contract import TrainConfig
@@ -16,8 +17,6 @@ class SequenceLoader(SamplePlan):
     """See :class:`workloads.loaders.protocol.Loader`. ``Batch.x`` and ``Batch.y`` are (sequences, positions), int64."""
 
     def __init__(self, data: SequenceData, config: TrainConfig, *, device: torch.device, shard: Shard) -> None:
-        import numpy as np
-
         one_class = np.zeros(len(data.train), np.int64)  # a sequence has no class to stratify by
         super().__init__(one_class, len(data.test), config, shard)
         self._train = torch.tensor(data.train[self._chosen], device=device)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
     import torch
 
 
 def memory_bytes(*devices: torch.device) -> tuple[int, int]:
     """Return (allocated now, peak): the maximum over the GPUs, of their tensors; on a CPU that of this process."""
     if devices[0].type == "cuda":
-        import torch
-
         return max(map(torch.cuda.memory_allocated, devices)), max(map(torch.cuda.max_memory_allocated, devices))
     return process_memory_bytes()
 

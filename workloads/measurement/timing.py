@@ -11,20 +11,21 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
     import torch
     from torch import Tensor
 
-    Mark = float | torch.cuda.Event
+Mark: TypeAlias = "float | torch.cuda.Event"
 
 WINDOW_STEPS = 50
 """Steps whose times and losses are read together."""
-
 WARMUP_STEPS = 10
 """Upper limit of warm-up steps; at most a tenth of all steps."""
 
@@ -50,8 +51,6 @@ class Clock:
         """Mark the end of the work queued so far."""
         if not self._on_gpu:
             return time.perf_counter()
-        import torch
-
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
@@ -64,8 +63,6 @@ class Clock:
     def settle(self) -> float:
         """Wait for all work of all devices; return the host's clock in seconds."""
         if self._on_gpu:
-            import torch
-
             for device in self._devices:
                 torch.cuda.synchronize(device)
         return time.perf_counter()
@@ -73,15 +70,8 @@ class Clock:
     @staticmethod
     def between_s(marks: Sequence[Mark]) -> list[float]:
         """Return the seconds from each mark to the next; the device must have reached all of them."""
-        times = []
-        for first, second in itertools.pairwise(marks):
-            if isinstance(first, float):
-                assert isinstance(second, float)
-                times.append(second - first)
-            else:
-                assert not isinstance(second, float)
-                times.append(first.elapsed_time(second) / 1e3)
-        return times
+        pairs: Iterable[Any] = itertools.pairwise(marks)  # of one kind
+        return [b - a if isinstance(a, float) else a.elapsed_time(b) / 1e3 for a, b in pairs]
 
 
 @dataclass(slots=True)
@@ -155,8 +145,6 @@ class Recorder:
         self._deliver_waiting()
 
     def _close(self, window: Window) -> None:
-        import torch
-
         summed = self._add(torch.stack(window.losses).double())
         window.losses.clear()
         window.summed = summed.to("cpu", non_blocking=True)

@@ -12,17 +12,16 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from workloads.datasets.shared.file_tasks import LOCK_WAIT_S, in_threads, sha256
+from workloads.datasets.shared.file_tasks import LOCK_WAIT_S, Progress, in_threads, sha256
 from workloads.datasets.shared.image_data import decode, statistics
 from workloads.datasets.shared.manifest import Entry, Listing, Summary, cache_folders, writable_cache
 from workloads.files.json_file import read_json, write_json
+from workloads.lazy import lazy_imports
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
     import numpy as np
     from numpy.typing import NDArray
 
@@ -38,7 +37,7 @@ class Pixels:
     std: tuple[float, ...]
 
 
-def pixels(listing: Listing, summary: Summary, size: int, progress: Callable[[str], None]) -> Pixels:
+def pixels(listing: Listing, summary: Summary, size: int, progress: Progress) -> Pixels:
     """Return all images at ``size`` pixels per side, from a verified cache or decoded now.
 
     Raises:
@@ -56,11 +55,8 @@ def pixels(listing: Listing, summary: Summary, size: int, progress: Callable[[st
         _decode_all(listing, summary, size, path, progress)
         images = _mapped(path)
         mean, std = statistics(images[: summary.num_train])
-        file = {"size_bytes": path.stat().st_size, "sha256": sha256(path)}
-        write_json(
-            path.with_suffix(".json"),
-            {"version": VERSION, "content": summary.digest, **file, "mean": mean, "std": std},
-        )
+        about = {"version": VERSION, "content": summary.digest, "size_bytes": path.stat().st_size}
+        write_json(path.with_suffix(".json"), {**about, "sha256": sha256(path), "mean": mean, "std": std})
         return Pixels(images, mean, std)
 
 
@@ -85,16 +81,12 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _mapped(path: Path) -> NDArray[np.uint8]:
-    import numpy as np
-
     # Mode "c", copy on write: ranks of a node share the pages, and torch.from_numpy warns of read-only arrays.
     images: NDArray[np.uint8] = np.load(path, mmap_mode="c", allow_pickle=False)
     return images
 
 
-def _decode_all(listing: Listing, summary: Summary, size: int, path: Path, progress: Callable[[str], None]) -> None:
-    import numpy as np
-
+def _decode_all(listing: Listing, summary: Summary, size: int, path: Path, progress: Progress) -> None:
     def pixels_of(entry: Entry) -> NDArray[np.uint8]:
         return np.asarray(decode(listing.folder / entry.path, channels=summary.channels, size=size))
 

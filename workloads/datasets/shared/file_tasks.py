@@ -12,6 +12,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,6 +29,8 @@ BYTES_PER_THREAD = 4096
 MIN_THREADS = 4
 """Network disks take a while to open any file; several threads wait at once."""
 
+Progress = Callable[[str], None]
+"""Reports progress in sentences."""
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
@@ -50,70 +53,55 @@ def sha256(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def locked(lock: Path, progress: Callable[[str], None], *, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+def locked(lock: Path, progress: Progress, *, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     """Hold an advisory lock on a file. The file stays: after a removal two processes could lock two files of one name.
 
     Raises:
         DatasetError: another process held the lock for ``wait_s``; the message names it.
         OSError: the lock file cannot be created.
     """
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        _lock(descriptor, lock, progress, wait_s)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, lock: Path, progress: Callable[[str], None], wait_s: float) -> None:
-    deadline = time.monotonic() + wait_s
-    reported = False
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+    with open(lock, "a+b", buffering=0) as stream:
+        deadline = time.monotonic() + wait_s
+        reported = False
+        while not _try_lock(stream.fileno()):
+            holder = os.pread(stream.fileno(), 200, 0).decode(errors="replace").strip() or "another process"
             if time.monotonic() > deadline:
                 raise DatasetError(
                     f"another process has been preparing this data set for more than {wait_s:.0f} s",
                     where=str(lock),
                     why=f"held by {holder}",
                     hint="wait for it, or end it: that frees the lock",
-                ) from None
+                )
             if not reported:
                 progress(f"waiting for {holder}, which is preparing the same data set")
                 reported = True
             time.sleep(POLL_S)
-        except OSError:
-            return  # this file system has no locks
-        else:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
-            return
+        stream.truncate(0)
+        stream.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
+        yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Whether this process now has the lock, or the file system has no locks."""
+    with contextlib.suppress(OSError):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def in_threads(
-    work: Callable[[Item], Outcome],
-    items: Sequence[Item],
-    progress: Callable[[str], None],
-    done_word: str,
-    *,
-    size_bytes: int,
+    work: Callable[[Item], Outcome], items: Sequence[Item], progress: Progress, done_word: str, *, size_bytes: int
 ) -> Iterator[Outcome]:
     """Yield the outcomes of ``work`` in the order of ``items``, on at most one thread per core.
 
     For work that releases the interpreter lock, such as reading, hashing and decoding. The first error is raised, and
-    no further chunk starts.
-
-    Args:
-        done_word: what progress reports call a finished image.
-        size_bytes: of the files of all items together.
+    no further chunk starts. ``size_bytes`` is the size of all items' files together.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     chunks = [items[start : start + ITEMS_PER_CHUNK] for start in range(0, len(items), ITEMS_PER_CHUNK)]
     threads = max(MIN_THREADS, size_bytes // max(len(items), 1) // BYTES_PER_THREAD)
-    pool = ThreadPoolExecutor(max_workers=min(threads, len(os.sched_getaffinity(0))))
+    pool = futures.ThreadPoolExecutor(max_workers=min(threads, len(os.sched_getaffinity(0))))
     reported_at = time.monotonic()
     try:
         done = 0

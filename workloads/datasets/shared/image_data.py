@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import Self
 
 from workloads.errors import DatasetError
+from workloads.lazy import lazy_imports
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+with lazy_imports(__name__):
     import numpy as np
     from numpy.typing import NDArray
     from PIL import Image
 
 UNSIGNED_8 = 255.0
 """Stored value of a pixel of 1.0."""
-
 GRAY_MODES = frozenset({"1", "L", "LA", "I", "I;16", "F"})
 """Pillow modes of one channel (an alpha channel is dropped)."""
 
@@ -41,16 +40,10 @@ class Split:
         return Split(self.labels[indices], self.images[indices], files)
 
     def pil(self, index: int) -> Image.Image:
-        """Return one image for Pillow.
-
-        Raises:
-            DatasetError: its file is missing or damaged.
-        """
+        """Return one image for Pillow. Raises DatasetError where its file is missing or damaged."""
         channels, size = self.images.shape[1:3]
         if self.files is not None:
             return decode(self.files[index], channels=channels, size=size)
-        from PIL import Image
-
         pixels = self.images[index]
         return Image.fromarray(pixels[0] if channels == 1 else pixels.transpose(1, 2, 0))
 
@@ -88,8 +81,6 @@ def statistics(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[floa
 
     A constant channel gets a deviation of 1, so that normalizing stays finite.
     """
-    import numpy as np
-
     counts = np.zeros((images.shape[1], 256), np.int64)
     for start in range(0, len(images), 1024):  # the images may be a mapped file larger than memory
         for channel, count in enumerate(counts):
@@ -107,8 +98,6 @@ def decode(path: Path, *, channels: int, size: int) -> Image.Image:
     Raises:
         DatasetError: the file is missing, damaged or no image.
     """
-    from PIL import Image
-
     try:
         with Image.open(path) as stored:
             picture = stored.convert("L" if channels == 1 else "RGB")
@@ -125,8 +114,6 @@ def decode(path: Path, *, channels: int, size: int) -> Image.Image:
 
 def unreadable(path: Path, error: Exception) -> DatasetError:
     """Return the error for an image file that Pillow cannot read, or does not read because of its size."""
-    from PIL import Image
-
     hint = "put a whole copy of the file in its place, or delete it and the data set's .orchestrate-cache"
     what = "cannot read this image"
     # Pillow raises this above twice Image.MAX_IMAGE_PIXELS ("Decompression bomb" in its reference of Image.open).

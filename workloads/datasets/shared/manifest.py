@@ -1,7 +1,7 @@
 """Content of an image folder, recorded once and compared cheaply afterwards. Used by ``imagefolder``.
 
     CACHE/manifest.json   Summary: signature (names, sizes and times), content digest, classes, counts
-    CACHE/files           Facts of every file; read only when the signature no longer matches
+    CACHE/files           Entry and Facts of every file; read only when the signature no longer matches
 
 CACHE is ``.orchestrate-cache`` in the data set's folder, or a folder of the user's where that cannot be written.
 """
@@ -13,16 +13,20 @@ import dataclasses
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from workloads.datasets.shared.file_tasks import in_threads, locked, sha256
+from workloads.datasets.shared.file_tasks import Progress, in_threads, locked, sha256
 from workloads.datasets.shared.image_data import GRAY_MODES, unreadable
 from workloads.errors import DatasetError
 from workloads.files.json_file import read_json, write_bytes, write_json
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from PIL import Image
 
 VERSION = 1
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
@@ -56,10 +60,8 @@ class Listing:
 
 
 class Facts(NamedTuple):
-    """Properties of one file when it was read."""
+    """What reading a file found."""
 
-    size: int
-    mtime_ns: int
     sha256: str
     width: int
     height: int
@@ -87,11 +89,7 @@ class Summary:
 
 
 def scan(folder: Path) -> Listing:
-    """List the images.
-
-    Raises:
-        DatasetError: a split or class folder is missing or empty, or a link leads out of the data set.
-    """
+    """List the images. Raises DatasetError for a missing or empty split or class, or a link out of the data set."""
     try:
         classes = {split: _class_folders(folder, split) for split in ("train", "test")}
         for split, other in (("test", "train"), ("train", "test")):
@@ -104,9 +102,8 @@ def scan(folder: Path) -> Listing:
                     )
         halves = [[e for name in classes[split] for e in _images(folder, f"{split}/{name}")] for split in classes]
     except OSError as error:
-        raise DatasetError(
-            "cannot list this folder", where=str(error.filename or folder), why=error.strerror or str(error)
-        ) from error
+        where = str(error.filename or folder)
+        raise DatasetError("cannot list this folder", where=where, why=error.strerror or str(error)) from error
     return Listing(folder, tuple(classes["train"]), (*halves[0], *halves[1]), len(halves[0]))
 
 
@@ -164,37 +161,27 @@ class Manifest:
     summary: Summary
 
     @cached_property
-    def table(self) -> dict[str, Facts]:
-        """Facts by path; empty when the file is missing, damaged or belongs to another summary."""
-        try:
+    def table(self) -> dict[Entry, Facts]:
+        """Facts of each file at its size and time; empty when missing, damaged or of another summary."""
+        with contextlib.suppress(OSError):
             content = (self.cache / "files").read_bytes()
-        except OSError:
-            return {}
-        if hashlib.sha256(content).hexdigest() != self.summary.table_sha256:
-            return {}
-        cells = os.fsdecode(content).split("\0")
-        rows = zip(*[iter(cells)] * 7, strict=False)
-        return {p: Facts(int(s), int(m), digest, int(w), int(h), int(c)) for p, s, m, digest, w, h, c in rows}
+            if hashlib.sha256(content).hexdigest() == self.summary.table_sha256:
+                rows = zip(*[iter(os.fsdecode(content).split("\0"))] * 7, strict=False)
+                return {Entry(p, int(s), int(t)): Facts(d, int(w), int(h), int(c)) for p, s, t, d, w, h, c in rows}
+        return {}
 
     def changed(self, listing: Listing) -> list[Entry]:
         """Return files that are new or whose size or time differs from the record."""
-        return [entry for entry in listing.entries if self._unchanged(entry) is None]
-
-    def _unchanged(self, entry: Entry) -> Facts | None:
-        facts = self.table.get(entry.path)
-        return facts if facts is not None and facts[:2] == entry[1:] else None
+        return [entry for entry in listing.entries if entry not in self.table]
 
     def hashes(self, listing: Listing) -> list[str]:
         """Return the content digest of every file as it is now; reads changed ones only. Raises OSError."""
-        known = (self._unchanged(entry) for entry in listing.entries)
-        return [
-            facts.sha256 if facts is not None else sha256(listing.folder / entry.path)
-            for entry, facts in zip(listing.entries, known, strict=True)
-        ]
+        known = ((entry, self.table.get(entry)) for entry in listing.entries)
+        return [facts.sha256 if facts else sha256(listing.folder / entry.path) for entry, facts in known]
 
     def require_all(self, listing: Listing) -> None:
         """Raise DatasetError when a recorded file is missing."""
-        gone = sorted(self.table.keys() - {entry.path for entry in listing.entries})
+        gone = sorted({entry.path for entry in self.table} - {entry.path for entry in listing.entries})
         if gone:
             raise DatasetError(
                 f"{len(gone):,} of the data set's {len(self.table):,} images are missing, this one first",
@@ -204,15 +191,11 @@ class Manifest:
             )
 
 
-def _read(folder: Path, entry: Entry) -> Facts:
-    from PIL import Image
-
-    path = folder / entry.path
+def _read(path: Path) -> Facts:
     try:
         digest = sha256(path)
         with Image.open(path) as picture:
-            channels = 1 if picture.mode in GRAY_MODES else 3
-            return Facts(entry.size, entry.mtime_ns, digest, *picture.size, channels)
+            return Facts(digest, *picture.size, 1 if picture.mode in GRAY_MODES else 3)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise unreadable(path, error) from error
 
@@ -233,12 +216,8 @@ def cache_folders(folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def writable_cache(folder: Path, progress: Callable[[str], None]) -> Iterator[Path]:
-    """Yield the first cache folder that can be written, locked.
-
-    Raises:
-        DatasetError: none can be written, another process keeps the lock, or writing failed.
-    """
+def writable_cache(folder: Path, progress: Progress) -> Iterator[Path]:
+    """Yield the first cache folder that can be written, locked. Raises DatasetError: none can, or a write failed."""
     with contextlib.ExitStack() as stack:
         failures = []
         for cache in cache_folders(folder):
@@ -261,57 +240,57 @@ def _unwritable(where: Path, why: str) -> DatasetError:
     return DatasetError("cannot write the data set's cache", where=str(where), why=why.strip(), hint=hint)
 
 
-def newest(folder: Path, signature: str = "") -> Manifest | None:
-    """Return the manifest with this signature; else the one beside the data; else the user's; None before any use."""
-    found = [m for cache in cache_folders(folder) if (m := _manifest(cache)) is not None]
-    return next((m for m in found if m.summary.signature == signature), found[0] if found else None)
+def _manifests(folder: Path) -> Iterator[Manifest]:
+    for cache in cache_folders(folder):
+        # Absent, damaged or of another version: replaced at the next use.
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            data = read_json(cache / "manifest.json")
+            summary = Summary(**{**data, "class_names": tuple(data["class_names"])})
+            if summary.version == VERSION:
+                yield Manifest(cache, summary)
 
 
-def _manifest(cache: Path) -> Manifest | None:
-    try:
-        data = read_json(cache / "manifest.json")
-        summary = Summary(**{**data, "class_names": tuple(data["class_names"])})
-    except (OSError, ValueError, TypeError, KeyError):
-        return None  # absent, damaged, or of another version: replaced at the next use
-    return Manifest(cache, summary) if summary.version == VERSION else None
+def newest(folder: Path) -> Manifest | None:
+    """Return the manifest beside the data, else the user's; None before any use."""
+    return next(_manifests(folder), None)
 
 
-def update(listing: Listing, progress: Callable[[str], None]) -> Summary:
+def current(listing: Listing) -> Summary | None:
+    """Return the summary of the data set as it is now; None where none has been recorded."""
+    return next((m.summary for m in _manifests(listing.folder) if m.summary.signature == listing.signature), None)
+
+
+def update(listing: Listing, progress: Progress) -> Summary:
     """Return the summary of the data set as it is now; write a new manifest where the old one no longer matches.
 
     Raises:
         DatasetError: images are missing or unreadable, or no folder can hold the manifest.
     """
-    found = newest(listing.folder, listing.signature)
-    if found is not None and found.summary.signature == listing.signature:
-        return found.summary
+    if found := current(listing):
+        return found
     with writable_cache(listing.folder, progress) as cache:
-        found = newest(listing.folder, listing.signature)
-        if found is not None and found.summary.signature == listing.signature:
-            return found.summary  # another process wrote it meanwhile
-        if found is not None:
-            found.require_all(listing)
-        facts = _facts(found, listing, progress)
-        rows = (
-            f"{entry.path}\0" + "".join(f"{fact}\0" for fact in row)
-            for entry, row in zip(listing.entries, facts, strict=True)
-        )
-        table = os.fsencode("".join(rows))
+        if found := current(listing):  # another process wrote it meanwhile
+            return found
+        facts = _facts(newest(listing.folder), listing, progress)
+        rows = zip(listing.entries, facts, strict=True)
+        table = os.fsencode("".join(f"{cell}\0" for entry, row in rows for cell in (*entry, *row)))
         summary = _summary(listing, facts, hashlib.sha256(table).hexdigest())
         write_bytes(cache / "files", table)
         write_json(cache / "manifest.json", dataclasses.asdict(summary))
         return summary
 
 
-def _facts(known: Manifest | None, listing: Listing, progress: Callable[[str], None]) -> list[Facts]:
-    """Return the facts of every file; reads changed ones only. Raises DatasetError for a file that is no image."""
+def _facts(known: Manifest | None, listing: Listing, progress: Progress) -> list[Facts]:
+    """Return the facts of every file; reads changed ones only. Raises DatasetError for a missing file, or no image."""
+    if known:
+        known.require_all(listing)
     changed = known.changed(listing) if known else listing.entries
     progress(f"reading {len(changed):,} of {len(listing.entries):,} images in {listing.folder}")
     size_bytes = sum(entry.size for entry in changed)
-    found = in_threads(lambda e: _read(listing.folder, e), changed, progress, "read", size_bytes=size_bytes)
+    found = in_threads(lambda e: _read(listing.folder / e.path), changed, progress, "read", size_bytes=size_bytes)
     read = dict(zip(changed, found, strict=True))
     table = known.table if known else {}
-    return [read.get(entry) or table[entry.path] for entry in listing.entries]
+    return [read.get(entry) or table[entry] for entry in listing.entries]
 
 
 def _summary(listing: Listing, facts: list[Facts], table_sha256: str) -> Summary:

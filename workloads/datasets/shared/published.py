@@ -12,14 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from workloads.datasets.shared.file_tasks import locked, require_root
+from workloads.datasets.shared.file_tasks import Progress, locked, require_root
 from workloads.errors import DatasetError
 from workloads.files.json_file import write_bytes
+from workloads.lazy import lazy_imports
 from workloads.registry import Problem
+
+with lazy_imports(__name__):
+    from http import client
+    from urllib import request
 
 TIMEOUT_S = 30.0
 CHUNK_BYTES = 1 << 20
-_ALGORITHM_NAMES = {"md5": "MD5", "sha256": "SHA-256"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,38 +41,36 @@ class PublishedFile:
     """Downloads stop here, in case a server answers with an endless stream."""
 
     def size_fault(self, path: Path) -> str:
-        """Why the size of a file is wrong; empty when it is plausible. Raises OSError."""
-        size = path.stat().st_size
+        """Why the size of a file is wrong; empty when it is plausible."""
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            return f"missing ({error.strerror})"
         if self.min_bytes <= size <= self.max_bytes:
             return ""
         expected = self.min_bytes if self.min_bytes == self.max_bytes else f"{self.min_bytes} to {self.max_bytes}"
-        return f"{size} bytes, not {expected}"
+        return f"{size} bytes, not {expected}: truncated or another file"
 
     def fault(self, path: Path) -> str:
         """Why a file is not this one; empty when it is."""
         try:
-            if wrong_size := self.size_fault(path):
-                return wrong_size
             with open(path, "rb") as stream:
-                return self._digest_fault(hashlib.file_digest(stream, self.algorithm).hexdigest())
+                return self.size_fault(path) or self._digest_fault(
+                    hashlib.file_digest(stream, self.algorithm).hexdigest()
+                )
         except OSError as error:
             return error.strerror or str(error)
 
     def write(self, folder: Path, content: bytes, archive: Path) -> None:
-        """Write the file as an archive holds it.
-
-        Raises:
-            DatasetError: the archive holds something else.
-        """
+        """Write the file as an archive holds it. Raises DatasetError where the archive holds something else."""
         found = hashlib.new(self.algorithm, content, usedforsecurity=False).hexdigest()
         if fault := self._digest_fault(found):
             raise DatasetError(f"{self.name} in this archive is not the published file", where=str(archive), why=fault)
         write_bytes(folder / self.name, content)
 
     def _digest_fault(self, found: str) -> str:
-        if found.startswith(self.digest):
-            return ""
-        return f"{_ALGORITHM_NAMES[self.algorithm]} {found}, not {self.digest}"
+        name = "MD5" if self.algorithm == "md5" else "SHA-256"
+        return "" if found.startswith(self.digest) else f"{name} {found}, not {self.digest}"
 
 
 @dataclass(slots=True)
@@ -82,7 +84,7 @@ class PublishedFolder:
     below: str
     """The folder, relative to the data root."""
     files: Sequence[PublishedFile]
-    install: Callable[[Path, Sequence[PublishedFile], Callable[[str], None]], None]
+    install: Callable[[Path, Sequence[PublishedFile], Progress], None]
     """(folder, missing or damaged files, progress) puts those files in place."""
     fix: str
     """How users get the files."""
@@ -97,16 +99,8 @@ class PublishedFolder:
             folder = self.path(root, name)
         except DatasetError as error:
             return [Problem(where=error.where, what=error.what, fix=error.hint)]
-        problems = []
-        for file in self.files:
-            try:
-                fault = file.size_fault(folder / file.name)
-                what = f"{fault}: truncated or another file" if fault else ""
-            except OSError as error:
-                what = f"missing ({error.strerror})"
-            if what:
-                problems.append(Problem(where=str(folder / file.name), what=what, fix=self.fix))
-        return problems
+        faults = {folder / file.name: file.size_fault(folder / file.name) for file in self.files}
+        return [Problem(where=str(path), what=fault, fix=self.fix) for path, fault in faults.items() if fault]
 
     def digest(self, root: Path | None, name: str) -> str:
         """Return the digest of the whole data set, which ``load`` requires; empty while files are missing."""
@@ -115,7 +109,7 @@ class PublishedFolder:
     def published_digest(self) -> str:
         return hashlib.sha256("".join(file.digest for file in self.files).encode()).hexdigest()
 
-    def prepare(self, root: Path | None, name: str, progress: Callable[[str], None]) -> None:
+    def prepare(self, root: Path | None, name: str, progress: Progress) -> None:
         """Install what is missing or damaged; of several processes one does the work."""
         folder = self.path(root, name)
         if not self._faults(folder):
@@ -141,12 +135,8 @@ class PublishedFolder:
 
 
 @contextlib.contextmanager
-def prepare_lock(folder: Path, name: str, what: str, progress: Callable[[str], None]) -> Iterator[None]:
-    """Create a folder and hold its lock while its files are written.
-
-    Raises:
-        DatasetError: the folder cannot be written.
-    """
+def prepare_lock(folder: Path, name: str, what: str, progress: Progress) -> Iterator[None]:
+    """Create a folder and hold its lock while its files are written. Raises DatasetError where that is impossible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / ".prepare.lock", progress):
@@ -160,15 +150,14 @@ def prepare_lock(folder: Path, name: str, what: str, progress: Callable[[str], N
         ) from error
 
 
-def fetch(file: PublishedFile, target: Path, progress: Callable[[str], None]) -> None:
+def fetch(file: PublishedFile, target: Path, progress: Progress) -> None:
     """Download a file under a temporary name, verify it and rename it; does nothing where it is already whole.
 
     Raises:
         DatasetError: no address gave a good copy; the message lists each attempt.
         OSError: the folder cannot be written.
     """
-    fault = file.fault(target)
-    if not fault:
+    if not (fault := file.fault(target)):
         return
     attempts = [f"{target}: {fault}"] if target.exists() else []
     for url in file.urls:
@@ -177,8 +166,7 @@ def fetch(file: PublishedFile, target: Path, progress: Callable[[str], None]) ->
         try:
             with open(descriptor, "wb") as stream:
                 fault = download(url, stream, file.max_bytes)
-            fault = fault or file.fault(Path(temporary))
-            if not fault:
+            if not (fault := fault or file.fault(Path(temporary))):
                 os.chmod(temporary, 0o644)
                 os.replace(temporary, target)
                 return
@@ -196,25 +184,20 @@ def fetch(file: PublishedFile, target: Path, progress: Callable[[str], None]) ->
 def download(url: str, stream: BinaryIO, max_bytes: int) -> str:
     """Copy what a server answers to a stream; return why that failed, empty on success.
 
-    Raises:
-        OSError: the stream cannot be written.
+    Raises OSError where the stream cannot be written.
     """
-    import http.client
-    import urllib.error
-    import urllib.request  # slow to import, and only this function needs it
-
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 (schemes are fixed by the callers)
-            left = max_bytes
-            while left > 0:
-                try:
-                    content: bytes = answer.read(min(CHUNK_BYTES, left))
-                except (http.client.HTTPException, OSError) as error:
-                    return f"broken answer: {error!r}"
-                if not content:
-                    break
-                stream.write(content)
-                left -= len(content)
-    except (http.client.HTTPException, ConnectionError, TimeoutError, urllib.error.URLError) as error:
+        answer = request.urlopen(url, timeout=TIMEOUT_S)  # noqa: S310 (schemes are fixed by the callers)
+    except (client.HTTPException, OSError) as error:
         return str(error) or repr(error)
+    with answer:
+        while max_bytes > 0:
+            try:
+                content: bytes = answer.read(min(CHUNK_BYTES, max_bytes))
+            except (client.HTTPException, OSError) as error:
+                return f"broken answer: {error!r}"
+            if not content:
+                break
+            stream.write(content)
+            max_bytes -= len(content)
     return ""

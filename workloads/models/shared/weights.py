@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.datasets.shared.file_tasks import require_root
+from workloads.datasets.shared.file_tasks import Progress, require_root
 from workloads.datasets.shared.published import PublishedFile, fetch, prepare_lock
 from workloads.errors import DatasetError
 from workloads.lazy import lazy_imports
@@ -50,7 +50,7 @@ class Weights:
             return [Problem(where=str(self.path(root)), what="pretrained weights are missing", fix=fix)]
         return []
 
-    def prepare(self, root: Path | None, name: str, progress: Callable[[str], None]) -> None:
+    def prepare(self, root: Path | None, name: str, progress: Progress) -> None:
         """Fetch and verify. Raises DatasetError."""
         path = self.path(require_root(root, name))
         if self.file.fault(path):
