@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from workloads.contract import ResourceShape, RunSpec, State, Submission
+from workloads.contract import RunSpec, State, Submission
 from workloads.files.json_file import read_json, write_json
 from workloads.files.run_dir import AttemptDir, RunDir
 
@@ -61,7 +61,6 @@ class Request:
     """One attempt to submit. Its intent is in the store."""
 
     runs: Path
-    """The runs folder."""
     spec: RunSpec
     submission: Submission
 
@@ -71,12 +70,7 @@ class Request:
 
     @property
     def number(self) -> int:
-        """Of the attempt."""
         return self.submission.attempt
-
-    @property
-    def shape(self) -> ResourceShape:
-        return self.submission.shape
 
     @property
     def run(self) -> RunDir:
@@ -101,8 +95,7 @@ class Receipt:
 
     token: str
     state: State
-    """``pending`` if accepted, ``failed`` if rejected, ``submitting`` without an answer; ``planned`` if the submit
-    limit is reached or Slurm cannot be reached."""
+    """``pending`` if accepted, ``failed`` if rejected, ``submitting`` without an answer, ``planned`` to try later."""
     job_id: str | None = None
     reason: str = ""
     message: str = ""

@@ -7,10 +7,10 @@ import os
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backends import submit_lock
 from orchestrator.backends.base import Observation, Status
 from workloads.contract import RANK_LOST, State
 from workloads.files.event_log import read_events
@@ -57,12 +57,7 @@ def first_failure(directory: AttemptDir, num_ranks: int) -> RankFailure | None:
 
 def hung_ranks(directory: AttemptDir, num_ranks: int) -> list[int]:
     """Return the ranks whose watchdog wrote their stacks."""
-    hung = []
-    for rank in range(num_ranks):
-        with contextlib.suppress(OSError):
-            if directory.hang(rank).stat().st_size > 0:
-                hung.append(rank)
-    return hung
+    return [rank for rank in range(num_ranks) if read_tail(directory.hang(rank), 1)]
 
 
 def result_status(directory: AttemptDir) -> Status | None:
@@ -101,7 +96,8 @@ def final_status(o: Observation) -> Status | None:
 def unsubmitted_status(o: Observation) -> Status:
     """Return the status of an attempt whose intent is recorded and that no queue has."""
     if o.submit_host is not None:
-        return Status(State.SUBMITTING, "submitting", submit_lock.describe_holder(o.submit_host))
+        at_work = f"a submit on {o.submit_host} is at work on it" if o.submit_host else ""
+        return Status(State.SUBMITTING, "submitting", at_work)
     return Status(State.SUBMITTING, "interrupted", "submit was interrupted; orchestrate submit continues it")
 
 
@@ -117,24 +113,14 @@ def conclude(
 ) -> Status:
     """Return the status of an attempt whose ranks have all ended.
 
-    A successful result stands, whatever came after it. Next in rank: why the supervisor stopped the attempt, what the
-    ranks reported, how they exited.
-
-    Args:
-        exit_codes: by rank.
-        stopped: why the supervisor stopped the attempt, if it did.
-        result: of ``result.json``.
-        failure: the first error that a rank recorded.
-        hung: ranks whose watchdog fired.
-        oom_killed: the kernel's OOM killer ran meanwhile.
-        last_line: of the failed rank's error log.
+    A successful ``result.json`` stands, whatever came after it. Next in rank: why the supervisor ``stopped`` it, what
+    the ranks reported (``hung`` by their watchdogs), how they exited. ``last_line`` is of the failed rank's log.
     """
     codes = tuple(exit_codes)
     killed = [rank for rank, code in enumerate(codes) if code == -signal.SIGKILL]
     failed = [rank for rank, code in enumerate(codes) if code not in {0, None, INTERRUPTED_EXIT}]
 
-    def status(state: State, reason: str = "", message: str = "") -> Status:
-        return Status(state, reason, message, codes)
+    status = partial(Status, exit_codes=codes)
 
     def copy(known: Status, line: str = "") -> Status:
         return status(known.state, known.reason, _join(known.message, line))
@@ -168,16 +154,12 @@ def conclude(
 
 
 def describe_exit(code: int | None) -> str:
-    """Describe an exit code."""
     if code is None:
         return "ended with an unknown exit code"
-    if code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return f"was killed by {name}"
-    return f"ended with exit code {code}"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {names.get(-code, f'signal {-code}')}"
 
 
 def _join(message: str, line: str) -> str:

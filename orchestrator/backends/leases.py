@@ -17,26 +17,25 @@ import hashlib
 import os
 import socket
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 DOMAIN_VARIABLE = "ORCHESTRATE_LEASES"
 """Leases under different values of this variable do not see each other. Unset: one domain for the machine."""
 
 
+@dataclass(frozen=True, slots=True)
 class Lease:
     """A held name, until :meth:`release` or the end of the last process that inherited it."""
 
-    def __init__(self, name: str, descriptor: int) -> None:
-        self.name = name
-        self._descriptor = descriptor
-
-    def fileno(self) -> int:
-        """Return the descriptor for ``pass_fds``: a child that inherits it holds the lease too."""
-        return self._descriptor
+    name: str
+    descriptor: int
+    """For ``pass_fds``: a child that inherits it holds the lease too."""
 
     def release(self) -> None:
         """Release the lease in this process, once; children that inherited it keep it."""
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
 
 def acquire(name: str) -> Lease | None:
@@ -54,14 +53,7 @@ def acquire(name: str) -> Lease | None:
 
 def acquire_up_to(names: Iterable[str], count: int) -> list[Lease]:
     """Acquire the first ``count`` free ones of the names, or as many as are free."""
-    acquired: list[Lease] = []
-    for name in names:
-        if len(acquired) == count:
-            break
-        lease = acquire(name)
-        if lease is not None:
-            acquired.append(lease)
-    return acquired
+    return list(islice(filter(None, map(acquire, names)), count))
 
 
 def release(leases: Sequence[Lease]) -> None:
@@ -72,14 +64,8 @@ def release(leases: Sequence[Lease]) -> None:
 def is_held(name: str) -> bool:
     """Whether any process holds a name."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(_address(name))
-        except ConnectionRefusedError:
-            return False
         # Any other error (EACCES of another user's socket, EAGAIN of a full buffer) comes from a living holder.
-        except OSError:
-            return True
-    return True
+        return probe.connect_ex(_address(name)) != errno.ECONNREFUSED
 
 
 def gpu_name(uuid: str) -> str:

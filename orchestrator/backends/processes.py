@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -87,10 +88,8 @@ def run_command(
 def find_processes(token: str, *, session: int | None = None) -> list[int]:
     """Return this user's living processes with an attempt's token in their environment.
 
-    Args:
-        token: of the attempt.
-        session: also return the processes of this session except its leader: a program may overwrite its environment
-            to show a title. Only while the leader lives, as the kernel reuses session numbers.
+    And the other processes of ``session``, whose leader must live, as the kernel reuses session numbers: a program may
+    overwrite its environment to show a title.
     """
     mark = f"{TOKEN_VARIABLE}={token}".encode()
     found = []
@@ -156,10 +155,9 @@ def _is_in_session(path: Path, session: int | None) -> bool:
 
 def num_oom_kills() -> int | None:
     """Return how often the kernel's OOM killer acted since boot; None if the kernel does not count."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
+    with contextlib.suppress(OSError):
+        if match := re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE):
+            return int(match[1])
     return None
 
 

@@ -54,11 +54,6 @@ def holder(runs: Path) -> str | None:
     return "" if leases.is_held(leases.submit_name(runs)) else None
 
 
-def describe_holder(host: str) -> str:
-    """Describe where a submit is at work; empty for this host."""
-    return f"a submit on {host} is at work on it" if host else ""
-
-
 def _submits(runs: Path) -> list[Path]:
     """Return the files of submits that are young enough to be trusted, oldest first."""
     found = []

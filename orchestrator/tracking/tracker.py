@@ -20,6 +20,7 @@ from orchestrator.cluster.resources import LOCAL
 from orchestrator.tracking.assess import Assessment, assess_runs
 from orchestrator.tracking.recovery import RecoveryAction
 from workloads.contract import State
+from workloads.files.array_record import create_run_folders
 from workloads.files.json_file import read_object_or_empty
 from workloads.files.run_dir import AttemptDir, RunDir
 from workloads.lazy import lazy_imports
@@ -127,7 +128,7 @@ def _create_unknown_run_folders(store: Store, runs: Path) -> list[IngestProblem]
         unknown = [index for index, task in enumerate(record.tasks) if task.token not in known]
         try:
             if unknown:
-                arrays.create_run_folders(record, unknown)
+                create_run_folders(arrays.of(record), unknown)
         except (OSError, ValueError) as error:
             problems.append(attempt_files.IngestProblem.of(arrays.of(record), error))
     return problems

@@ -42,7 +42,7 @@ def test_a_lease_lives_as_long_as_a_process_that_inherited_it() -> None:
     lease = leases.acquire("gpu/GPU-1")
     assert lease is not None
     sleep = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
-    heir = subprocess.Popen(sleep, pass_fds=[lease.fileno()])
+    heir = subprocess.Popen(sleep, pass_fds=[lease.descriptor])
     stranger = subprocess.Popen(sleep)
     try:
         lease.release()

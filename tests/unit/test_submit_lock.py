@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends import leases, submit_lock
+from orchestrator.backends.base import Observation
+from orchestrator.backends.exit_status import unsubmitted_status
 from orchestrator.backends.processes import Host
+from workloads.contract import State
 
 HERE, OTHER = Host("login1", "boot-1", "net-1"), Host("login2", "boot-2", "net-1")
 
@@ -35,7 +38,8 @@ def test_a_submit_is_visible_while_it_lasts(on: Callable[[Host], None], tmp_path
             assert not second, "a second submit on this host"
         on(OTHER)
         assert submit_lock.holder(tmp_path) == "login1"
-        assert submit_lock.describe_holder("login1") == "a submit on login1 is at work on it"
+        submitting = Observation(recorded=State.SUBMITTING, submit_host=submit_lock.holder(tmp_path))
+        assert unsubmitted_status(submitting).message == "a submit on login1 is at work on it"
         with submit_lock.acquire(tmp_path) as third:
             assert not third, "a submit on another host"
         on(HERE)

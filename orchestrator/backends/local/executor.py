@@ -63,6 +63,7 @@ class LocalExecutor:
         now = time.time()
         for number, request in enumerate(requests):
             expect = request.spec.expect
+            gpus = fitting_gpus(machine.gpus, request.spec.train.hardware.kind)
             entry = Entry(
                 token=request.token,
                 run_id=request.spec.run_id,
@@ -71,9 +72,7 @@ class LocalExecutor:
                 python=sys.executable,
                 working_directory=str(Path.cwd()),
                 environ=environ,
-                gpus=tuple(
-                    machine.gpus[index].uuid for index in fitting_gpus(machine.gpus, request.spec.train.hardware.kind)
-                ),
+                gpus=tuple(machine.gpus[index].uuid for index in gpus),
                 cores=machine.cores,
                 num_gpus=expect.gpus_per_node,
                 num_ranks=expect.ranks,
@@ -92,9 +91,8 @@ class LocalExecutor:
         Raises:
             CommandError: it does not start.
         """
-        if not self._folder.tokens(self._folder.pending) and not self._folder.tokens(self._folder.running):
-            return
-        if self.queue_alive:
+        has_work = self._folder.tokens(self._folder.pending) or self._folder.tokens(self._folder.running)
+        if not has_work or self.queue_alive:
             return
         check_runs_folder(self._folder.runs)
         # The process forks into the background, so this command returns once the queue holds its lease.
@@ -109,24 +107,20 @@ class LocalExecutor:
         found = self._status(attempts)
         doubtful = [index for index, status in enumerate(found) if status.state is State.LOST]
         # Observe lost ones twice: their files may have been moved during the first time.
-        for index, status in zip(doubtful, self._status([attempts[i] for i in doubtful]), strict=True):
+        again = self._status([attempts[index] for index in doubtful]) if doubtful else []
+        for index, status in zip(doubtful, again, strict=True):
             found[index] = status
             attempt = attempts[index]
             if status.state is State.LOST and Status.read_exit(attempt.directory) is None:
                 processes.kill_attempt(attempt.token)
-                self._end(attempt, status)
+                claim_start(attempt.directory)
+                status.write_exit(attempt.directory)
+                self._folder.finish(attempt.token)
         return found
 
     def _status(self, attempts: Sequence[Attempt]) -> list[Status]:
-        if not attempts:
-            return []
         observer = LocalObserver(self._folder)
         return [status_of(observer.observe(attempt)) for attempt in attempts]
-
-    def _end(self, attempt: Attempt, status: Status) -> None:
-        claim_start(attempt.directory)
-        status.write_exit(attempt.directory)
-        self._folder.finish(attempt.token)
 
     def cancel(self, attempts: Sequence[Attempt]) -> None:
         """Cancel attempts: those in the queue end now, running ones are ended by their supervisors."""
@@ -139,7 +133,9 @@ class LocalExecutor:
         for attempt in live:
             # Whoever claims the start decides: we do, and it never starts, or its supervisor, which sees the request. A
             # living supervisor may have lost its claim together with the attempt's folder.
-            if not self._has_supervisor(attempt.token) and claim_start(attempt.directory):
+            is_claimed = attempt.token in self._folder.tokens(self._folder.running)
+            has_supervisor = is_claimed and leases.is_held(leases.supervisor_name(attempt.token))
+            if not has_supervisor and claim_start(attempt.directory):
                 replace(CANCELLED, message="cancelled before it started").write_exit(attempt.directory)
                 self._folder.finish(attempt.token)
 
@@ -157,7 +153,10 @@ class LocalExecutor:
                 blocked = f"{who}; SIGKILL did not end all of its processes: the kernel blocks them"
                 return ForcedCancel(token, False, blocked, "check orchestrate status until they have ended")
             message = f"{who}, so it and its ranks were killed"
-            self._wait_for_release(token)
+            # The kernel's do_exit() frees the memory, and so /proc/PID/cmdline, before it closes the sockets.
+            deadline = time.monotonic() + 5.0
+            while leases.is_held(leases.supervisor_name(token)) and time.monotonic() < deadline:
+                time.sleep(0.02)
         elif Status.read_exit(directory) is None and (place := self._unreachable_place(attempt)):
             message = f"its supervisor {place} {silent}, and its processes cannot be reached from here"
             return ForcedCancel(token, False, message, f"run orchestrate cancel {place}")
@@ -169,13 +168,6 @@ class LocalExecutor:
             self._folder.finish(token)
         return ForcedCancel(token, True, message)
 
-    def _wait_for_release(self, token: str) -> None:
-        """Wait until a killed supervisor's lease is free."""
-        # The kernel's do_exit() frees the memory, and so /proc/PID/cmdline, before it closes the sockets.
-        deadline = time.monotonic() + 5.0
-        while leases.is_held(leases.supervisor_name(token)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-
     def _unreachable_place(self, attempt: Attempt) -> str:
         """Return where a supervisor lives whose process is not visible here; empty if it has ended."""
         host, here = supervisor_host(attempt.directory), processes.Host.here()
@@ -184,8 +176,3 @@ class LocalExecutor:
         if host is not None and dead_supervisor(host, here) is SupervisorState.ELSEWHERE:
             return f"on {host.name}"
         return ""
-
-    def _has_supervisor(self, token: str) -> bool:
-        """Whether a supervisor is at work or just starting."""
-        is_running = token in self._folder.tokens(self._folder.running)
-        return is_running and leases.is_held(leases.supervisor_name(token))

@@ -65,8 +65,8 @@ class _Need:
 
 def _why_impossible(needs: Sequence[_Need]) -> str:
     """Return why this machine can never meet the needs; empty if it can."""
-    lacking = (need for need in needs if len(need.names) < need.count)
-    return next((f"needs {n.text}, and may use {len(n.names)} of this machine" for n in lacking), "")
+    lacking = (f"needs {n.text}, and may use {len(n.names)} of this machine" for n in needs if len(n.names) < n.count)
+    return next(lacking, "")
 
 
 def _why_blocked(needs: Sequence[_Need]) -> str:
@@ -149,11 +149,9 @@ class LocalQueue:
         for token in running - self._supervisors.keys() - self._foreign:
             self._supervisors[token] = None
         for token, process in list(self._supervisors.items()):
-            if process is not None:
-                has_ended = process.poll() is not None
-            else:
-                has_ended = not leases.is_held(leases.supervisor_name(token))
-            if has_ended and self._finish(token, exit_code=None if process is None else process.returncode):
+            exit_code = process.poll() if process else None
+            has_ended = exit_code is not None if process else not leases.is_held(leases.supervisor_name(token))
+            if has_ended and self._finish(token, exit_code=exit_code):
                 del self._supervisors[token]
 
     def _finish(self, token: str, *, exit_code: int | None) -> bool:
@@ -170,7 +168,14 @@ class LocalQueue:
         if Status.read_exit(directory) is None:
             host = supervisor_host(directory)
             if host is None and not directory.supervisor.exists():
-                return self._finish_unstarted(entry, exit_code)
+                if exit_code is not None:
+                    ended = f"its supervisor ended with exit code {exit_code} at its start: see {self._folder.log}"
+                    self._fail(entry, ended)
+                elif self._folder.claim_age_s(token) < CLAIM_AGE_S:
+                    return False
+                else:
+                    self._folder.unclaim(token)
+                return True
             fate = SupervisorState.KILLED if host is None else dead_supervisor(host, processes.Host.here())
             if fate is SupervisorState.ELSEWHERE:
                 self._foreign.add(token)
@@ -203,17 +208,7 @@ class LocalQueue:
             return False
         return True
 
-    def _finish_unstarted(self, entry: Entry, exit_code: int | None) -> bool:
-        if exit_code is not None:
-            self._fail(entry, f"its supervisor ended with exit code {exit_code} at its start: see {self._folder.log}")
-        elif self._folder.claim_age_s(entry.token) < CLAIM_AGE_S:
-            return False
-        else:
-            self._folder.unclaim(entry.token)
-        return True
-
     def _fail(self, entry: Entry, why: str) -> None:
-        """End an attempt that could not be started."""
         directory = entry.directory(self._folder.runs)
         if claim_start(directory):
             Status(State.FAILED, "start_failed", why).write_exit(directory)
@@ -261,7 +256,12 @@ class LocalQueue:
             first_blocked = first_blocked or entry
         if first_blocked is not None:
             self._reserve_if_overtaken(first_blocked)
-        self._write_reasons(waiting)
+        if waiting != self._written_reasons:
+            self._written_reasons = waiting
+            try:
+                write_json(self._folder.waiting, waiting)
+            except OSError:
+                log.exception("cannot write why runs wait")
 
     def _needs(self, entry: Entry) -> tuple[_Need, ...]:
         """Return the devices that the submit of an entry saw, or those that the queue sees if too few of them exist."""
@@ -292,10 +292,9 @@ class LocalQueue:
     def _reserve_if_overtaken(self, entry: Entry) -> None:
         """Reserve devices for the first blocked entry once later ones have overtaken it for :data:`OVERTAKE_S`."""
         since = self._blocked_since.setdefault(entry.token, time.monotonic())
-        if self._reservation is None and time.monotonic() - since >= OVERTAKE_S:
-            permit = leases.acquire(_RESERVATION)
-            if permit is not None:
-                self._reservation = _Reservation(entry.token, permit)
+        is_due = self._reservation is None and time.monotonic() - since >= OVERTAKE_S
+        if is_due and (permit := leases.acquire(_RESERVATION)):
+            self._reservation = _Reservation(entry.token, permit)
 
     def _start(self, entry: Entry, devices: _DeviceLeases) -> None:
         alive = leases.acquire(leases.supervisor_name(entry.token))
@@ -316,7 +315,7 @@ class LocalQueue:
             token=entry.token,
             gpus=devices.ids("GPU"),
             cores=[int(number) for number in devices.ids("core")],
-            leases=[lease.fileno() for lease in devices.all()],
+            leases=[lease.descriptor for lease in devices.all()],
         )
         log.info("run %s attempt %s: GPUs %s, cores %s", entry.run_id, entry.attempt, arguments.gpus, arguments.cores)
         directory = entry.working_directory
@@ -325,19 +324,9 @@ class LocalQueue:
             env=run_environment(entry, os.environ),
             cwd=directory if Path(directory).is_dir() else self._folder.runs,
             stdin=subprocess.DEVNULL,
-            pass_fds=[*arguments.leases, alive.fileno()],
+            pass_fds=[*arguments.leases, alive.descriptor],
             start_new_session=True,
         )
-
-    def _write_reasons(self, waiting: dict[str, str]) -> None:
-        """Write why entries wait, for ``status``."""
-        if waiting == self._written_reasons:
-            return
-        self._written_reasons = waiting
-        try:
-            write_json(self._folder.waiting, waiting)
-        except OSError:
-            log.exception("cannot write why runs wait")
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import pwd
+import re
 import shlex
 import stat
 import time
@@ -34,24 +35,9 @@ from workloads.files.run_dir import AttemptDir, RunDir, jobs_folder, queue_folde
 DEFAULT_JOB = "workloads.job.entry:run"
 """``module:function``, called in each rank with the run's directory and the attempt's number."""
 
-_INHERITED = (
-    "CUDA_",
-    "GLOO_",
-    "HF_DATASETS_CACHE",
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "LD_",
-    "MKL_",
-    "NCCL_",
-    "OMP_",
-    "ORCHESTRATE_",
-    "PATH",
-    "PYTHONPATH",
-    "PYTORCH_",
-    "TMPDIR",
-    "TORCH",
-    "VIRTUAL_ENV",
-    "XLA_",
+_INHERITED = re.compile(
+    r"CUDA_|GLOO_|HF_(DATASETS_CACHE|HOME|HUB_CACHE)|LD_|MKL_|NCCL_|OMP_|ORCHESTRATE_|PATH|PYTHONPATH|PYTORCH_|TMPDIR|"
+    r"TORCH|VIRTUAL_ENV|XLA_"
 )
 """Prefixes of the variables that may affect a result: a run inherits them from its submit. All others, secrets among
 them, stay out of the files; a run inherits them from the process that started the queue."""
@@ -87,8 +73,7 @@ class Entry:
     def from_json(cls, data: Any) -> Self:
         """Raise ValueError if the data is not an entry of this version."""
         try:
-            values = {**data, "order": tuple(data["order"]), "gpus": tuple(data["gpus"]), "cores": tuple(data["cores"])}
-            return cls(**values)
+            return cls(**data | {name: tuple(data[name]) for name in ("order", "gpus", "cores")})
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a queue entry: {error}") from error
 
@@ -111,12 +96,12 @@ class SupervisorArgs:
 
 def inherited_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a run inherits from its submit."""
-    return {name: value for name, value in environ.items() if name.startswith(_INHERITED)}
+    return {name: value for name, value in environ.items() if _INHERITED.match(name)}
 
 
 def run_environment(entry: Entry, queue: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a run: the queue's, except for the variables inherited from the submit."""
-    return {k: v for k, v in queue.items() if not k.startswith(_INHERITED)} | entry.environ
+    return {k: v for k, v in queue.items() if not _INHERITED.match(k)} | entry.environ
 
 
 class QueueFolder:
@@ -156,10 +141,15 @@ class QueueFolder:
 
     def claim(self, token: str) -> bool:
         """Move a pending entry to ``running``; False if it was cancelled or another machine's queue claimed it."""
-        return _rename(self.pending / f"{token}.json", self.running / f"{token}.json")
+        try:
+            (self.pending / f"{token}.json").rename(self.running / f"{token}.json")
+        except FileNotFoundError:
+            return False
+        return True
 
     def unclaim(self, token: str) -> None:
-        _rename(self.running / f"{token}.json", self.pending / f"{token}.json")
+        with contextlib.suppress(FileNotFoundError):
+            (self.running / f"{token}.json").rename(self.pending / f"{token}.json")
 
     def withdraw(self, token: str) -> None:
         """Remove a pending entry for good."""
@@ -200,9 +190,7 @@ class QueueFolder:
 def check_runs_folder(runs: Path, directory: AttemptDir | None = None) -> None:
     """Check that nobody else can plant code in a runs folder: jobs load pickles from it.
 
-    Args:
-        runs: the folder, checked with those below it that all runs share.
-        directory: of the attempt whose pickle is about to be loaded.
+    Checks the folders that all runs share, and those of ``directory``, the attempt whose pickle is about to be loaded.
 
     Raises:
         InputError: others can write to a folder, or own it.
@@ -268,11 +256,3 @@ def claim_start(directory: AttemptDir) -> bool:
 def supervisor_host(directory: AttemptDir) -> Host | None:
     """Return the host where the supervisor started; None before it started or wrote so."""
     return Host.from_json(read_object_or_empty(directory.supervisor).get("host"))
-
-
-def _rename(source: Path, target: Path) -> bool:
-    try:
-        source.rename(target)
-    except FileNotFoundError:
-        return False
-    return True

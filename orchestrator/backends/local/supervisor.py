@@ -96,7 +96,7 @@ def main() -> None:
     try:
         check_runs_folder(folder.runs, directory)
         spec = RunDir.of(folder.runs, entry.run_id).read_spec()
-        status = _Supervisor(arguments, entry, spec, folder, directory).run()
+        status = _Supervisor(arguments, entry, spec, folder).run()
     except Exception as error:
         log.exception("could not start")
         processes.kill_attempt(arguments.token, session=os.getpid())
@@ -108,11 +108,9 @@ def main() -> None:
 class _Supervisor:
     """The ranks of one attempt, from their start to their end."""
 
-    def __init__(
-        self, arguments: SupervisorArgs, entry: Entry, spec: RunSpec, folder: QueueFolder, directory: AttemptDir
-    ) -> None:
-        self._arguments, self._entry, self._spec = arguments, entry, spec
-        self._folder, self._directory = folder, directory
+    def __init__(self, arguments: SupervisorArgs, entry: Entry, spec: RunSpec, folder: QueueFolder) -> None:
+        self._arguments, self._entry, self._spec, self._folder = arguments, entry, spec, folder
+        self._directory = entry.directory(folder.runs)
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._job_id = str(os.getpid())
         self._started = time.monotonic()
@@ -157,11 +155,8 @@ class _Supervisor:
         limit_min = self._spec.execution.time_limit_s / 60
         executor.update_parameters(tasks_per_node=self._entry.num_ranks, timeout_min=limit_min)
         executor.submit(job, str(RunDir.of(self._folder.runs, self._entry.run_id).path), self._entry.attempt)
-        submission = read_object_or_empty(self._directory.submission) or {
-            "token": self._arguments.token,
-            "target": "local",
-            "attempt": self._entry.attempt,
-        }
+        lost = {"token": self._arguments.token, "target": "local", "attempt": self._entry.attempt}
+        submission = read_object_or_empty(self._directory.submission) or lost
         write_json(self._directory.submission, {**submission, "job_id": self._job_id})
         return executor.command
 
@@ -189,23 +184,21 @@ class _Supervisor:
 
     def _environment(self, rank: int) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not _LAUNCHER_VARIABLES.fullmatch(k)}
-        entry, limit_s = self._entry, self._spec.execution.time_limit_s
+        path = code_snapshot.pythonpath(self._folder.runs, self._spec.snapshot, inherited.get("PYTHONPATH", ""))
         return inherited | {
             "SUBMITIT_EXECUTOR": "local",
             "SUBMITIT_LOCAL_JOB_ID": self._job_id,
-            "SUBMITIT_LOCAL_NTASKS": str(entry.num_ranks),
+            "SUBMITIT_LOCAL_NTASKS": str(self._entry.num_ranks),
             "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
             "SUBMITIT_LOCAL_NODEID": "0",
             "SUBMITIT_LOCAL_GLOBALID": str(rank),
             "SUBMITIT_LOCAL_LOCALID": str(rank),
-            "SUBMITIT_LOCAL_TIMEOUT_S": str(limit_s),
+            "SUBMITIT_LOCAL_TIMEOUT_S": str(self._spec.execution.time_limit_s),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": ",".join(self._arguments.gpus),
             "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": str(max(1, entry.cpus_per_rank)),
-            "PYTHONPATH": code_snapshot.pythonpath(
-                self._folder.runs, self._spec.snapshot, inherited.get("PYTHONPATH", "")
-            ),
+            "OMP_NUM_THREADS": str(max(1, self._entry.cpus_per_rank)),
+            "PYTHONPATH": path,
             # Without it a db.py in the user's working directory would shadow our package.
             "PYTHONSAFEPATH": "1",
             "PYTHONUNBUFFERED": "1",
@@ -258,12 +251,10 @@ class _Supervisor:
             if code != 0 and now - at >= PEER_GRACE_S:
                 why = f"rank {rank} {describe_exit(code)}, so the others were stopped"
                 return Status(State.FAILED, "program_error", why)
-            if code == 0 and now - at >= EARLY_EXIT_S and not self._is_done(rank):
+            is_early = code == 0 and now - at >= EARLY_EXIT_S
+            if is_early and read_object_or_empty(self._directory.progress(rank)).get("phase") != "done":
                 return Status(State.FAILED, "rank_left", f"rank {rank} exited while the others were running")
         return None
-
-    def _is_done(self, rank: int) -> bool:
-        return read_object_or_empty(self._directory.progress(rank)).get("phase") == "done"
 
     def _time_limit(self) -> Status | None:
         limit_s = self._spec.execution.time_limit_s
@@ -287,10 +278,8 @@ class _Supervisor:
 
     def _hang(self) -> Status | None:
         timeout_s = self._spec.execution.hang_timeout_s
-        if timeout_s == 0:
-            return None
         allowed_s = timeout_s + min(HANG_MARGIN_S, 1.0 + timeout_s / 10)
-        for rank in range(len(self._ranks)):
+        for rank in range(len(self._ranks)) if timeout_s else ():
             if rank not in self._exited_at and time.monotonic() - self._last_progress(rank) >= allowed_s:
                 return Status(State.FAILED, "hang", f"rank {rank} made no progress for {timeout_s} s")
         return None
@@ -318,8 +307,7 @@ class _Supervisor:
         if not failed:
             return ""
         stderr = JobPaths(self._directory.job_folder, self._job_id, failed[0]).stderr
-        lines = read_tail(stderr).strip().splitlines()
-        return lines[-1].strip() if lines else ""
+        return (read_tail(stderr).strip().splitlines() or [""])[-1].strip()
 
 
 def _set_up_rank(parent: int, cores: Sequence[int]) -> None:
@@ -332,10 +320,7 @@ def _set_up_rank(parent: int, cores: Sequence[int]) -> None:
 def _write_exit(status: Status, directory: AttemptDir, *, on_failure: Callable[[], None]) -> bool:
     """Write ``exit.json``, waiting for space on a full disk; False after :data:`WRITE_RETRY_S` without any.
 
-    Args:
-        status: how the attempt ended.
-        directory: of the attempt.
-        on_failure: called after each failure.
+    Each failure calls ``on_failure``.
     """
     ended_at = datetime.now(UTC).isoformat(timespec="seconds")
     deadline = time.monotonic() + WRITE_RETRY_S

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from orchestrator.backends.processes import Answer, run_command
+
+T = TypeVar("T")
 
 QUERY_TIMEOUT_S = 60.0
 SBATCH_TIMEOUT_S = 180.0
@@ -29,9 +32,8 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def run(*argv: str, timeout_s: float = QUERY_TIMEOUT_S) -> Answer:
-    """Run a client command."""
     return run_command(*argv, timeout_s=timeout_s, environ=environment())
 
 
-def batches(items: Sequence[str], size: int) -> list[Sequence[str]]:
+def batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
     return [items[start : start + size] for start in range(0, len(items), size)]

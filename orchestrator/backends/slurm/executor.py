@@ -15,6 +15,7 @@ are submitted again.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
 import time
@@ -43,7 +44,8 @@ from orchestrator.backends.slurm.status import status_of
 from orchestrator.errors import OperationError
 from orchestrator.units import parse_time_limit
 from workloads.contract import ResourceShape, State
-from workloads.files.json_file import read_object_or_empty
+from workloads.files.array_record import create_run_folders
+from workloads.files.json_file import read_object_or_empty, write_bytes
 from workloads.files.run_dir import jobs_folder
 from workloads.lazy import lazy_imports
 from workloads.provenance import code_snapshot
@@ -109,9 +111,7 @@ class SlurmExecutor:
     def submit(self, requests: Sequence[Request], *, wait: bool = True) -> list[Receipt]:
         """Submit attempts as arrays, one per resource shape and chunk. First settle what was submitted before.
 
-        Args:
-            requests: the attempts.
-            wait: wait for an array that Slurm may or may not have accepted.
+        ``wait``: wait for an array that Slurm may or may not have accepted.
         """
         if shutil.which("sbatch") is None:
             return [Receipt(r.token, State.SUBMITTING, reason="interrupted", message=_NO_SBATCH) for r in requests]
@@ -217,20 +217,18 @@ class SlurmExecutor:
     def _open_places(self) -> _Places:
         return _places(self._arrays.read(self._limits.name))
 
-    def _chunks(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
+    def _chunks(self, requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
         """Group requests by shape and code, at most as many as an array may have; indices start at 0 in each."""
         groups: dict[tuple[ResourceShape, str], list[Request]] = {}
         for request in requests:
-            groups.setdefault((request.shape, request.spec.snapshot), []).append(request)
+            groups.setdefault((request.submission.shape, request.spec.snapshot), []).append(request)
         most = self._limits.array_index_max + 1
-        if self._limits.max_submit:
-            most = min(most, self._limits.max_submit)
+        most = min(most, self._limits.max_submit or most)
         for group in groups.values():
-            for start in range(0, len(group), most):
-                yield group[start : start + most]
+            yield from commands.batches(group, most)
 
     def _submit_array(self, chunk: Sequence[Request], *, wait: bool) -> list[Receipt]:
-        spec, shape = chunk[0].spec, chunk[0].shape
+        spec, shape = chunk[0].spec, chunk[0].submission.shape
         script = self._folder.script(shape)
         if script is None:
             missing = f"no job script of this shape is stored for {self._limits.name}; run orchestrate submit"
@@ -239,7 +237,8 @@ class SlurmExecutor:
         jobs_folder(self._runs).mkdir(parents=True, exist_ok=True)
         record = self._arrays.create(ArrayRecord.new(self._limits.name, chunk), [request.spec for request in chunk])
         record, queue = self._choose_queue(record, chunk)
-        self._arrays.write_code_path(record, code_snapshot.pythonpath(self._runs, spec.snapshot, ""))
+        code = os.fsencode(code_snapshot.pythonpath(self._runs, spec.snapshot, ""))
+        write_bytes(self._arrays.of(record) / "code", code, durable=False)
         array = array_job.ArrayJob(
             script=script,
             name=record.name,
@@ -268,7 +267,7 @@ class SlurmExecutor:
 
     def _choose_queue(self, record: ArrayRecord, chunk: Sequence[Request]) -> tuple[ArrayRecord, list[str]]:
         """Return the record with the queue that starts first, and its options; unchanged if the script decides."""
-        shape = chunk[0].shape
+        shape = chunk[0].submission.shape
         pairs = self._folder.queues(shape) if self._limits.queue_choice == "earliest" else []
         if len(pairs) < 2:
             return record, []
@@ -290,7 +289,8 @@ class SlurmExecutor:
             if known := found or self._job_ids_of_started(record):
                 return self._adopt(record, known)
             if found is not None:
-                record = self._arrays.mark_missing(record)
+                if record.missed_at is None:
+                    record = self._arrays.write(replace(record, missed_at=time.time()))
                 if time.time() - (record.missed_at or time.time()) >= ADOPTION_GRACE_S:
                     self._arrays.discard(record)
                     return []
@@ -331,15 +331,15 @@ class SlurmExecutor:
 
     def _write_exits(self, ended: Sequence[tuple[Attempt, Status]], places: _Places) -> None:
         """Write ``exit.json`` of attempts, also of those whose jobs did not create their run folders."""
-        missing: dict[str, tuple[ArrayRecord, list[int]]] = {}
+        missing: dict[Path, list[int]] = {}
         for attempt, _ in ended:
             record, index = places.get(attempt.token, (None, 0))
             if record is None:
                 attempt.directory.create()
             elif not attempt.directory.submission.exists():
-                missing.setdefault(record.token, (record, []))[1].append(index)
-        for record, indexes in missing.values():
-            self._arrays.create_run_folders(record, indexes)
+                missing.setdefault(self._arrays.of(record), []).append(index)
+        for array, indexes in missing.items():
+            create_run_folders(array, indexes)
         for attempt, status in ended:
             status.write_exit(attempt.directory)
 

@@ -16,17 +16,17 @@ The token is in the job's name, so an array whose ``sbatch`` did not answer is f
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from workloads.contract import Submission
-from workloads.files.array_record import create_run_folders, record_file, specs_file
+from workloads.contract.flat import flat, from_flat
+from workloads.files.array_record import record_file, specs_file
 from workloads.files.json_file import read_json, write_bytes, write_json
 from workloads.files.packed_specs import pack_specs
 from workloads.files.run_dir import AttemptDir, RunDir, jobs_folder, sites_folder
@@ -90,11 +90,6 @@ class ClusterLimits:
             excluded=str(profile.extra.get("exclude", "")),
         )
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Ignore keys of other versions."""
-        return cls(**{k: v for k, v in data.items() if k in {f.name for f in fields(cls)}})
-
 
 def _limits(nodes: Nodes) -> dict[str, Any]:
     caps = {f"{queue.partition}/{queue.qos}": queue.max_time_s for queue in nodes.queue}
@@ -112,8 +107,8 @@ class ClusterFolder:
     def limits(self) -> ClusterLimits | None:
         """Return None if nothing was ever submitted there from this runs folder."""
         try:
-            return ClusterLimits.from_json(read_json(self.path / "site.json"))
-        except (OSError, ValueError, TypeError, AttributeError):
+            return from_flat(ClusterLimits, read_json(self.path / "site.json"))
+        except (OSError, ValueError, TypeError):
             return None
 
     def keep(
@@ -237,21 +232,8 @@ class ArrayFolder:
     def write(self, record: ArrayRecord) -> ArrayRecord:
         """Write a record; return it."""
         tasks = [[t.run_id, t.attempt, t.token, *([t.about] if t.about else [])] for t in record.tasks]
-        data = {f.name: getattr(record, f.name) for f in fields(record)} | {"tasks": tasks}
-        write_json(record_file(self.of(record)), data)
+        write_json(record_file(self.of(record)), flat(record) | {"tasks": tasks})
         return record
-
-    def create_run_folders(self, record: ArrayRecord, indexes: Iterable[int]) -> None:
-        """Create the run folders of tasks whose jobs did not create them."""
-        create_run_folders(self.of(record), indexes)
-
-    def write_code_path(self, record: ArrayRecord, folder: str) -> None:
-        """Write the folder of the submitted code, for the job script."""
-        write_bytes(self.of(record) / "code", os.fsencode(folder), durable=False)
-
-    def mark_missing(self, record: ArrayRecord) -> ArrayRecord:
-        """Record that Slurm answered without listing an array; return the record."""
-        return record if record.missed_at is not None else self.write(replace(record, missed_at=time.time()))
 
     def discard(self, record: ArrayRecord) -> None:
         """Delete an array that Slurm does not have: first the record, without which its tasks count as unsubmitted."""
