@@ -17,19 +17,15 @@ from workloads.job.watchdog import Pulse
 from workloads.job.world import World
 
 
-def print_error(text: str) -> None:
-    """Print to standard error; ignores a full disk, since the log file may be on it."""
-    _print(text, sys.stderr)
+def print_error(text: str, stream: TextIO | None = None) -> None:
+    """Print to standard error, or another stream; ignores a full disk, since the log file may be on it."""
+    with contextlib.suppress(OSError):
+        print(text, file=stream or sys.stderr, flush=True)
 
 
 def print_progress(text: str) -> None:
     """Print a line of progress to standard output; results go to events and ``result.json``."""
-    _print(text, sys.stdout)
-
-
-def _print(text: str, stream: TextIO) -> None:
-    with contextlib.suppress(OSError):
-        print(text, file=stream, flush=True)
+    print_error(text, sys.stdout)
 
 
 class Interrupted(BaseException):
@@ -71,8 +67,7 @@ class Events(EventLog):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._path = path
-        self._has_warned = False
+        self._path, self._has_warned = path, False
 
     def write(self, event: str, **data: Any) -> None:
         try:

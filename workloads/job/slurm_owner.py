@@ -1,4 +1,4 @@
-"""The Slurm job's claim to be the only one that executes an attempt, and what it records about itself.
+"""The Slurm job's claim to be the only one that executes an attempt, and its facts.
 
 ``sbatch`` may report a failure although the controller accepted the job, so an attempt may be queued twice. The first
 job that starts owns the attempt, also after Slurm requeued it; any other job ends at once. Without accounting, the
@@ -15,18 +15,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from workloads.contract import State
-from workloads.files.json_file import read_json, write_json
+from workloads.files.json_file import read_json, read_object_or_empty, write_json
 from workloads.files.run_dir import AttemptDir, RunDir
 
 
-def is_job(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process belongs to a Slurm job that was submitted for one attempt."""
-    return env.get("SUBMITIT_EXECUTOR") == "slurm" and "SLURM_JOB_ID" in env
-
-
 def facts(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return number, name, node and restarts of the job; empty outside of one."""
-    if not is_job(env):
+    """Return number, name, node and restarts of the Slurm job for one attempt; empty outside of one."""
+    if env.get("SUBMITIT_EXECUTOR") != "slurm" or "SLURM_JOB_ID" not in env:
         return {}
     array, index = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
     return {
@@ -42,10 +37,9 @@ def claim(attempt: AttemptDir, env: Mapping[str, str] = os.environ) -> str:
 
     A requeued job finds its own claim and deletes the exit and result files of its earlier start.
     """
-    job = facts(env)
-    if not job:
+    if not (job := facts(env)):
         return ""
-    if _recorded_state(attempt) == State.CANCELLED:
+    if read_object_or_empty(attempt.exit).get("state") == State.CANCELLED:
         return "it was cancelled before it started"
     newest = RunDir(attempt.path.parent.parent).attempts()[-1].number
     if newest > attempt.number:
@@ -63,22 +57,10 @@ def claim(attempt: AttemptDir, env: Mapping[str, str] = os.environ) -> str:
     if owner["job_id"] != job["job_id"]:
         return f"job {owner['job_id']} owns it, and this is job {job['job_id']}"
     if env.get("SLURM_PROCID", "0") == "0":
-        _record_job_id(attempt, job["job_id"])
+        # submission.json may be older than the job's number.
+        submission = read_object_or_empty(attempt.submission)
+        if submission and submission.get("job_id") != job["job_id"]:
+            write_json(attempt.submission, {**submission, "job_id": job["job_id"]}, durable=False)
         for path in (attempt.exit, attempt.result) if job["restarts"] else ():
             path.unlink(missing_ok=True)
     return ""
-
-
-def _record_job_id(attempt: AttemptDir, job_id: str) -> None:
-    """Add the job's number to ``submission.json``, which may be older than the number."""
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        submission = read_json(attempt.submission)
-        if submission.get("job_id") != job_id:
-            write_json(attempt.submission, {**submission, "job_id": job_id}, durable=False)
-
-
-def _recorded_state(attempt: AttemptDir) -> str:
-    try:
-        return str(read_json(attempt.exit)["state"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Self
 
 from workloads.job.context import Job, print_error
 from workloads.registry import DatasetDeclaration
@@ -42,7 +42,7 @@ _LOCK_FILES = frozenset({"lock", ".prepare.lock"})
 """Files beside the data that are not data and change all the time."""
 
 
-class _NotStagedError(Exception):
+class _NotStagedError(OSError):
     """Why the job reads the original data set."""
 
 
@@ -51,6 +51,11 @@ class _File(NamedTuple):
     """Relative to the data set's folder."""
     size: int
     mtime_ns: int
+
+    @classmethod
+    def of(cls, path: Path, name: str) -> Self:
+        found = path.stat()
+        return cls(name, found.st_size, found.st_mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +81,10 @@ class _Source:
 
     def is_complete(self, copy: Path) -> bool:
         """Whether a copy has every file with its size and time: cleaners of temporary folders delete single files."""
-        for file in self.files:
-            try:
-                found = (self.folder_in(copy) / file.name).stat()
-            except OSError:
-                return False
-            if (found.st_size, found.st_mtime_ns) != (file.size, file.mtime_ns):
-                return False
-        return copy.is_dir()
+        folder = self.folder_in(copy)
+        with contextlib.suppress(OSError):
+            return folder.is_dir() and all(_File.of(folder / file.name, file.name) == file for file in self.files)
+        return False
 
 
 _in_use: list[IO[str]] = []
@@ -105,7 +106,7 @@ def data_root(job: Job, declaration: DatasetDeclaration) -> Path | None:
         source = _scan(root, declaration.folder(root, job.spec.train.dataset))
         copied = _ensure_copy(source, folder, job.pulse.beat)
         to, why, size = folder / source.key, "", source.size_bytes
-    except (_NotStagedError, OSError) as error:
+    except OSError as error:
         to, why, copied, size = root, _message(error), False, 0
     took_s = time.monotonic() - started
     facts = {"to": str(to), "copied": copied, "size_bytes": size, "staging_s": took_s, "why_not": why}
@@ -118,10 +119,8 @@ def data_root(job: Job, declaration: DatasetDeclaration) -> Path | None:
     return to
 
 
-def _message(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"{error.filename or ''}: {error.strerror or error}".removeprefix(": ")
-    return str(error)
+def _message(error: OSError) -> str:
+    return f"{error.filename or ''}: {error.strerror or error}".removeprefix(": ")
 
 
 def _stage_folder(stage: str) -> Path:
@@ -151,8 +150,7 @@ def _scan(root: Path, folder: Path) -> _Source:
                 if entry.is_dir():
                     yield from walk(Path(entry.path))
                 elif entry.is_file() and entry.name not in _LOCK_FILES:
-                    found = entry.stat()
-                    yield _File(str(Path(entry.path).relative_to(folder)), found.st_size, found.st_mtime_ns)
+                    yield _File.of(Path(entry.path), str(Path(entry.path).relative_to(folder)))
 
     return _Source(root, folder, tuple(walk(folder)))
 
@@ -160,9 +158,7 @@ def _scan(root: Path, folder: Path) -> _Source:
 def _ensure_copy(source: _Source, folder: Path, beat: Callable[[], None]) -> bool:
     """Wait for a complete copy or make one, and lock it for this process; return whether this process copied.
 
-    Raises:
-        _NotStagedError: there is no copy, and making one failed or is not possible.
-        OSError: likewise.
+    Raises OSError where there is no copy, and making one failed or is not possible.
     """
     copy, failed = folder / source.key, folder / f"{source.key}.failed"
     copied = False
@@ -174,7 +170,7 @@ def _ensure_copy(source: _Source, folder: Path, beat: Callable[[], None]) -> boo
                     _require_no_recent_failure(failed)
                     try:
                         _copy(source, folder, beat)
-                    except (_NotStagedError, OSError) as error:
+                    except OSError as error:
                         failed.write_text(_message(error), encoding="utf-8")
                         raise
                     copied = True
@@ -242,8 +238,7 @@ def _copy_files(source: _Source, target: Path, beat: Callable[[], None]) -> None
     starts = range(0, len(source.files), FILES_PER_BATCH)
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         try:
-            for _ in pool.map(copy, (source.files[start : start + FILES_PER_BATCH] for start in starts)):
-                pass
+            list(pool.map(copy, (source.files[start : start + FILES_PER_BATCH] for start in starts)))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -25,14 +25,13 @@ from typing import Any, Self
 from workloads import registry
 from workloads.contract import RunSpec
 from workloads.errors import CodeChangedError
-from workloads.files.json_file import read_json
+from workloads.files.json_file import read_json, read_object_or_empty
 from workloads.files.run_dir import snapshots_folder
 from workloads.provenance import software
 
 METADATA_SUFFIX = ".dist-info"
 _CODE_SUFFIXES = (".py", ".so")
 """Files of an installed package that its digest covers: no bytecode, test data or licences."""
-_NEVER = frozenset({"__pycache__"})
 _RESUBMIT = "run orchestrate submit to use the current code"
 
 
@@ -74,37 +73,26 @@ def snapshot_folder(runs: Path, snapshot: str) -> Path:
 
 
 def pythonpath(runs: Path, snapshot: str, before: str) -> str:
-    """Return a PYTHONPATH with the copies first.
-
-    Returns ``before`` where the copies are missing; the job's own check reports that.
-
-    Args:
-        before: the variable's value without the copies.
-    """
+    """Return a PYTHONPATH with the copies before ``before``; without missing copies, which the job's check reports."""
     folder = None
     if snapshot:
         with contextlib.suppress(OSError, ValueError):
             folder = Manifest.read(runs, snapshot).code_folder(runs)
-    return os.pathsep.join(filter(None, (str(folder) if folder else "", before)))
+    return os.pathsep.join(filter(None, (str(folder or ""), before)))
 
 
 def files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield every file below a folder with its relative name, in order; a link counts as a file."""
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
-        if not _NEVER & set(relative.parts) and (path.is_symlink() or not path.is_dir()):
+        if "__pycache__" not in relative.parts and (path.is_symlink() or not path.is_dir()):
             yield relative.as_posix(), path
 
 
 def digest(path: Path, suffixes: tuple[str, ...] = ()) -> str:
-    """Return the digest of a file, or of all files below a folder; of a link, the digest of its target's path.
+    """Return the digest of a file, or of the files below a folder with these suffixes; of a link, that of its target.
 
-    Args:
-        path: a file or folder.
-        suffixes: endings of the files to include; none for all.
-
-    Raises:
-        OSError: a file cannot be read.
+    Raises OSError where a file cannot be read.
     """
     found = hashlib.sha256()
     for name, file in files(path) if path.is_dir() else [("", path)]:
@@ -117,21 +105,14 @@ def digest(path: Path, suffixes: tuple[str, ...] = ()) -> str:
 
 def installed_digest(name: str) -> str:
     """Return the digest of a package as this interpreter would import it; empty when it is not installed."""
-    found = hashlib.sha256()
-    locations = origins(name)
-    for location in locations:
-        found.update(digest(location, _CODE_SUFFIXES).encode())
-    return found.hexdigest()[:16] if locations else ""
+    digests = [digest(location, _CODE_SUFFIXES) for location in origins(name)]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:16] if digests else ""
 
 
 def run_code_digest(spec: RunSpec) -> str:
-    """Return, in the job, the digest of the run's code.
-
-    With plug-ins it is the submitted digest, which :func:`check` has verified: copies of plug-ins have other paths than
-    their sources and therefore another digest.
-    """
+    """Return, in the job, the digest of the run's code."""
     if spec.snapshot and spec.code_digest and registry.foreign_packages(spec.train):
-        return spec.code_digest
+        return spec.code_digest  # verified by check(); copies of plug-ins have other paths and so another digest
     return software.code_digest()
 
 
@@ -141,14 +122,10 @@ def origins(name: str) -> list[Path]:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
         return []
-    return [] if spec is None else _locations(spec)
-
-
-def _locations(spec: importlib.machinery.ModuleSpec) -> list[Path]:
-    # Follow links: some installers link a source tree into site-packages.
-    if spec.submodule_search_locations is not None:
-        return [Path(os.path.realpath(path)) for path in spec.submodule_search_locations if Path(path).is_dir()]
-    return [Path(os.path.realpath(spec.origin))] if spec.has_location and spec.origin else []
+    found = [spec.origin] if spec and spec.has_location and spec.origin else []
+    if spec and spec.submodule_search_locations is not None:
+        found = [path for path in spec.submodule_search_locations if Path(path).is_dir()]
+    return [Path(os.path.realpath(path)) for path in found]  # some installers link a source tree into site-packages
 
 
 def check(runs: Path, snapshot: str, *, thorough: bool) -> dict[str, Any]:
@@ -174,7 +151,7 @@ def check(runs: Path, snapshot: str, *, thorough: bool) -> dict[str, Any]:
         _check_installed(manifest)
         _check_packages(manifest)
     code = {"snapshot": {"id": snapshot, "frozen": dict(manifest.frozen), "installed": dict(manifest.installed)}}
-    git = _git(runs, snapshot)
+    git = read_object_or_empty(snapshot_folder(runs, snapshot) / "git.json")
     return code | ({"git": git} if git else {})
 
 
@@ -188,24 +165,21 @@ def imported_outside(runs: Path, snapshot: str) -> list[str]:
         file = getattr(module, "__file__", None)
         # Submodules may be generated: torch's compiler writes some into folders of its own.
         if "." not in name and name != "__main__" and isinstance(file, str):
-            # Debian links parts of the standard library, such as sitecustomize, to other folders.
             if Path(file).parent == Path(os.__file__).parent:
-                continue
+                continue  # Debian links parts of the standard library, such as sitecustomize, to other folders
             origin = Path(os.path.realpath(file))
             if in_source_tree(origin) and not origin.is_relative_to(os.path.realpath(ours)):
                 found.append(name)
     return sorted(found)
 
 
-_INSTALLED_PARTS = frozenset({"site-packages", "dist-packages"})
 _INTERPRETERS = tuple({str(Path(os.path.realpath(os.__file__)).parent), os.path.realpath(sys.base_prefix) + "/lib"})
 
 
 def in_source_tree(location: Path) -> bool:
     """Whether people may edit a module at this resolved location, since no installer put it there."""
-    if _INSTALLED_PARTS & set(location.parts):
-        return False
-    return not any(location.is_relative_to(folder) for folder in _INTERPRETERS)
+    is_installed = bool({"site-packages", "dist-packages"} & set(location.parts))
+    return not is_installed and not any(location.is_relative_to(folder) for folder in _INTERPRETERS)
 
 
 def _check_frozen(manifest: Manifest, folder: Path | None, *, thorough: bool) -> None:
@@ -215,17 +189,13 @@ def _check_frozen(manifest: Manifest, folder: Path | None, *, thorough: bool) ->
     for entry, submitted in manifest.frozen.items():
         copy = real / entry
         try:
-            same = not thorough or digest(copy) == submitted
+            changed = thorough and digest(copy) != submitted
         except OSError as error:
             what = f"the submitted code of {entry} cannot be read"
             raise CodeChangedError(what, where=str(copy), why=str(error), hint=_RESUBMIT) from error
-        if not same:
-            raise CodeChangedError(
-                f"the submitted code of {entry} was changed or damaged",
-                where=str(copy),
-                why="these copies belong to jobs; nobody may edit them",
-                hint=_RESUBMIT,
-            )
+        if changed:
+            what, why = "was changed or damaged", "these copies belong to jobs; nobody may edit them"
+            raise CodeChangedError(f"the submitted code of {entry} {what}", where=str(copy), why=why, hint=_RESUBMIT)
         name = Path(entry).stem
         if not entry.endswith(METADATA_SUFFIX) and copy not in (found := origins(name)):
             raise CodeChangedError(
@@ -268,11 +238,3 @@ def _check_packages(manifest: Manifest) -> None:
             why="; ".join(changed),
             hint=f"install those versions again and orchestrate retry, or {_RESUBMIT}",
         )
-
-
-def _git(runs: Path, snapshot: str) -> dict[str, Any] | None:
-    try:
-        data = read_json(snapshot_folder(runs, snapshot) / "git.json")
-    except (OSError, ValueError):
-        return None
-    return data if isinstance(data, dict) else None

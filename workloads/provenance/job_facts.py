@@ -25,33 +25,24 @@ def collect(code: str) -> dict[str, Any]:
     return {
         "code_digest": code,
         "packages_digest": software.packages_digest(packages),
-        "packages": {
-            name: packages[name] for name in sorted((software.MEASURED_PACKAGES | {"submitit"}) & packages.keys())
-        },
+        "packages": {n: v for n, v in sorted(packages.items()) if n in software.MEASURED_PACKAGES or n == "submitit"},
         "git": software.git(),
         "python": platform.python_version(),
         "executable": sys.executable,
         "argv": sys.argv,
         "hostname": socket.gethostname(),
         "kernel": platform.release(),
-        "cpu_model": _cpu_model(),
+        "cpu_model": _first(r"^model name\s*:\s*(.+)$", "/proc/cpuinfo"),
         "cores": os.cpu_count(),
-        "driver": _driver(),
+        "driver": _first(r"(\S.*)", "/sys/module/nvidia/version"),
         "environment": {k: v for k, v in sorted(os.environ.items()) if _RECORDED_VARIABLES.fullmatch(k)},
     }
 
 
-def _cpu_model() -> str | None:
+def _first(pattern: str, kernel_file: str) -> str | None:
+    """Return the group of the first match in a file of the kernel; None without match or file."""
     try:
-        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        match = re.search(pattern, Path(kernel_file).read_text(), re.MULTILINE)
     except OSError:
         return None
     return match[1] if match else None
-
-
-def _driver() -> str | None:
-    """Return the version of the NVIDIA kernel driver."""
-    try:
-        return Path("/sys/module/nvidia/version").read_text().strip()
-    except OSError:
-        return None

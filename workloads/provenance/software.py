@@ -46,11 +46,7 @@ def installed_packages() -> dict[str, str]:
 
 
 def packages_digest(versions: Mapping[str, str]) -> str:
-    """Return the digest of the versions of :data:`MEASURED_PACKAGES`.
-
-    Args:
-        versions: canonical name -> version, of these and other distributions.
-    """
+    """Return the digest of the versions of :data:`MEASURED_PACKAGES`, given canonical name -> version of any."""
     text = "\n".join(f"{name}=={version}" for name, version in measured_versions(versions).items())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -79,16 +75,10 @@ def git() -> dict[str, Any] | None:
     if tool is None or not (folder.parent / ".git").exists():
         return None
     try:
-        done = subprocess.run(
-            [tool, "-C", str(folder.parent), "status", "--porcelain=v2", "--branch", "--", folder.name],
-            capture_output=True,
-            text=True,
-            timeout=_TOOL_TIMEOUT_S,
-            check=True,
-        )
+        command = [tool, "-C", str(folder.parent), "status", "--porcelain=v2", "--branch", "--", folder.name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     commit = re.search(r"^# branch.oid ([0-9a-f]+)$", done.stdout, re.MULTILINE)
-    if commit is None:
-        return None
-    return {"commit": commit[1], "dirty": any(not line.startswith("#") for line in done.stdout.splitlines())}
+    dirty = any(not line.startswith("#") for line in done.stdout.splitlines())
+    return {"commit": commit[1], "dirty": dirty} if commit else None
