@@ -83,11 +83,7 @@ def read_attempt(
 ) -> AttemptReading | None:
     """Read the files of an attempt that have changed; None when none has. Raises OSError if the folder is unreadable.
 
-    Args:
-        run_id: its run.
-        folder: its files.
-        stored: its row in the store, if any, by column.
-        known: stamps of files as they were last read.
+    ``stored`` is its row in the store, if any, by column; ``known`` has the stamps of files as they were last read.
     """
     now = {path: stamp for path in ingested_files(folder) if (stamp := FileStamp.of(path)) is not None}
     changed = {path for path, stamp in now.items() if not stamp.is_same_file(known.get(path))}

@@ -73,10 +73,9 @@ class Store(AbstractContextManager["Store"]):
         try:
             yield
         except DBAPIError as error:
-            explained = store_error(self.database, error)
-            if explained is None:
-                raise
-            raise explained from error
+            if explained := store_error(self.database, error):
+                raise explained from error
+            raise
 
 
 def open_store(database: str, *, read_only: bool = False) -> Store:
@@ -88,8 +87,8 @@ def open_store(database: str, *, read_only: bool = False) -> Store:
 
     Raises:
         ForeignStoreError: it is not ours, or a newer version wrote it; it is as it was.
-        StoreDamagedError: the file is damaged, or lacks tables.
-        StoreError: it cannot be opened, created or locked.
+        StoreDamagedError: the file is damaged, or lacks tables or columns that no migration adds; it is as it was.
+        StoreError: it cannot be opened, created or locked, or is to be read and of an older schema.
         InputError: the PostgreSQL driver is not installed, or the URL is not valid.
     """
     database = database.removeprefix(SQLITE_URL)

@@ -65,11 +65,8 @@ def rebuild(store: Store, runs_folder: Path, *, drop_missing: bool = False) -> C
     What only the database knows is kept: intents whose directory is about to be created, and the last observation of
     attempts whose files do not say how they ended.
 
-    Args:
-        store: open for writing.
-        runs_folder: source of the new content.
-        drop_missing: drop runs, attempts, results and epochs that have no files there. Without it, nothing is changed
-            and InputError is raised where some would be dropped.
+    Without ``drop_missing``, InputError is raised and nothing changed where runs, attempts, results or epochs would be
+    dropped because they have no files.
     """
     with tempfile.TemporaryDirectory() as folder, open_store(str(Path(folder) / "fresh.db")) as fresh:
         collect(fresh, runs_folder)

@@ -99,11 +99,7 @@ def require_column(name: str, where: str, known: Iterable[str] = SUMMARY_COLUMNS
 
 
 def condition(text: str) -> ColumnElement[bool]:
-    """Parse a condition on the view ``summary``: ``lr=0.1``, ``state!=succeeded``, ``label~cnn``; empty means null.
-
-    Raises:
-        InputError: it is not a condition, names an unknown column, or compares a number with a word.
-    """
+    """Parse a condition on the view ``summary``: ``lr=0.1``, ``state!=succeeded``, ``label~cnn``; empty means null."""
     where = f"--where {text}"
     _require_utf8(text, where)
     match = _CONDITION.fullmatch(text)
@@ -146,12 +142,10 @@ def summaries(store: Store, conditions: Iterable[str] = ()) -> list[dict[str, An
 def run_sql(store: Store, sql: str, parameters: Mapping[str, str]) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Run the user's SQL on a store that is open for reading; return unique column names and the rows.
 
-    A parameter that is written as a plain number is a number, any other is text.
-
-    Raises:
-        QueryError: it is not SQL, has a parameter too few or too many, or would write.
+    A parameter that is written as a plain number is a number, any other is text. Raises :class:`QueryError`.
     """
-    _require_utf8(sql, _shown(sql))
+    where = textwrap.shorten(sql, 80)
+    _require_utf8(sql, where)
     for name, value in parameters.items():
         _require_utf8(f"{name}={value}", f"-p {name}={value}")
     with store.read() as connection:
@@ -159,18 +153,21 @@ def run_sql(store: Store, sql: str, parameters: Mapping[str, str]) -> tuple[list
             if store.is_sqlite:
                 values = _ReadNames({name: _number(value) for name, value in parameters.items()})
                 found = connection.exec_driver_sql(sql, values)
-                _require_known_parameters(sql, parameters, values.names)
+                _require_known_parameters(where, parameters, values.names)
             else:
                 statement = text(sql)
-                _require_known_parameters(sql, parameters, statement.compile().params.keys())
-                found = connection.execute(statement, {name: _untyped(value) for name, value in parameters.items()})
+                _require_known_parameters(where, parameters, statement.compile().params.keys())
+                # PostgreSQL gives text the type of its context, but does not compare an int with text.
+                numbers = {name: _number(value) for name, value in parameters.items()}
+                floats = {name: number for name, number in numbers.items() if isinstance(number, float)}
+                found = connection.execute(statement, {**parameters, **floats})
             if not found.returns_rows:
                 hint = 'orchestrate query "SELECT * FROM summary"'
-                raise QueryError("the statement returns no rows", where=_shown(sql), hint=hint)
+                raise QueryError("the statement returns no rows", where=where, hint=hint)
             names = list(found.keys())
             rows = [tuple(row) for row in found]
         except SQLAlchemyError as error:
-            raise _query_error(sql, error) from error
+            raise _query_error(where, error) from error
     return _unique_names(names), rows
 
 
@@ -188,12 +185,6 @@ def _number(value: str) -> int | float | str:
     return int(value) if len(value) <= _DIGITS and int(value) in INT64 else value
 
 
-def _untyped(value: str) -> float | str:
-    """Return a parameter for PostgreSQL, which gives text the type of its context but does not compare it with int."""
-    number = _number(value)
-    return number if isinstance(number, float) else value
-
-
 class _ReadNames(dict[str, Any]):
     """Parameters that record which names SQLite reads: only SQLite knows the parameters of its statements."""
 
@@ -206,13 +197,13 @@ class _ReadNames(dict[str, Any]):
         return super().__getitem__(name)
 
 
-def _require_known_parameters(sql: str, given: Iterable[str], used: Iterable[str]) -> None:
+def _require_known_parameters(where: str, given: Iterable[str], used: Iterable[str]) -> None:
     """Raise QueryError for a parameter that the statement does not have: usually a misspelled one."""
     names = sorted(used)
     for name in given:
         if name not in names:
             has = f"it has {', '.join(f':{n}' for n in names)}" if names else "it has no parameter"
-            raise QueryError(f"the statement has no :{name}", where=_shown(sql), why=has, hint=f"leave out -p {name}=")
+            raise QueryError(f"the statement has no :{name}", where=where, why=has, hint=f"leave out -p {name}=")
 
 
 def _unique_names(names: Sequence[str]) -> list[str]:
@@ -230,7 +221,7 @@ def _unique_names(names: Sequence[str]) -> list[str]:
 _STORE_FAILURES = tuple(f"SQLITE_{name}" for name in ("BUSY", "IOERR", "PROTOCOL", "CORRUPT", "NOTADB", "CANTOPEN"))
 
 
-def _query_error(sql: str, error: SQLAlchemyError) -> Exception:
+def _query_error(where: str, error: SQLAlchemyError) -> Exception:
     """Return our error for a mistake in the statement, the driver's own for a failure of the database."""
     cause = getattr(error, "orig", None) or error
     code = getattr(cause, "sqlite_errorname", None) or ""
@@ -239,11 +230,11 @@ def _query_error(sql: str, error: SQLAlchemyError) -> Exception:
         return error
     why = str(cause).strip()
     if code in {"SQLITE_AUTH", "SQLITE_READONLY"} or state == "25006":
-        return QueryError("query only reads", where=_shown(sql), hint="only orchestrate collect writes results")
+        return QueryError("query only reads", where=where, hint="only orchestrate collect writes results")
     if missing := re.search(r"binding parameter :(\w+)|bind parameter '(\w+)'", why):
         name = missing[1] or missing[2]
-        return QueryError(f"no value for :{name}", where=_shown(sql), hint=f"-p {name}=VALUE")
-    return QueryError("the query failed", where=_shown(sql), why=why, hint=_nearest(why))
+        return QueryError(f"no value for :{name}", where=where, hint=f"-p {name}=VALUE")
+    return QueryError("the query failed", where=where, why=why, hint=_nearest(why))
 
 
 def _nearest(why: str) -> str:
@@ -257,10 +248,6 @@ def _nearest(why: str) -> str:
     known = {row["column" if kind == "column" else "table"] for row in all_columns()}
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]}?" if near else "orchestrate db info --columns lists tables and columns"
-
-
-def _shown(sql: str) -> str:
-    return textwrap.shorten(sql, 80)
 
 
 def all_columns() -> list[dict[str, str]]:

@@ -67,10 +67,7 @@ def revision(store: Store) -> str | None:
 def ensure_current(store: Store) -> bool:
     """Create or upgrade the schema of a database; return whether the database was empty.
 
-    Raises:
-        ForeignStoreError: it is not ours, or a newer version wrote it; it is as it was.
-        StoreDamagedError: tables are missing, or columns that no migration adds; it is as it was.
-        StoreError: it is not current, and open for reading only.
+    Raises what :func:`db.connect.open_store` raises; the database is then as it was.
     """
     newest = revisions()[-1]
     with store.read() as connection:

@@ -27,9 +27,7 @@ class Spread:
 def spread(values: Iterable[float | None]) -> Spread | None:
     """Return median and range of the values that were measured; None when there are none."""
     found = [value for value in values if value is not None]
-    if not found:
-        return None
-    return Spread(statistics.median(found), min(found), max(found), len(found))
+    return Spread(statistics.median(found), min(found), max(found), len(found)) if found else None
 
 
 def group_rows(rows: Iterable[Mapping[str, Any]], by: Sequence[str], metrics: Sequence[str]) -> list[dict[str, Any]]:

@@ -19,9 +19,9 @@ from sqlalchemy import ColumnElement, Connection, delete, func, or_, select
 
 from db.connect import Store
 from db.models import attempts, runs
-from db.rows import canonical_json, run_rows, upsert
+from db.rows import run_rows, typed_all, upsert
 from workloads.contract import RANK_LOST, RecoveryRecord, ResourceShape, RunSpec, State
-from workloads.contract.flat import flat
+from workloads.contract.flat import flat, from_flat
 from workloads.files.run_dir import newest_attempt
 
 _LIVE = [state.value for state in State if state.live]
@@ -118,17 +118,13 @@ def record_intents(
             specs.append(spec)
         if intents:
             upsert(connection, runs, run_rows(specs))
-            shapes = {shape: canonical_json(shape.to_json()) for shape in {intent.shape for intent in intents}}
-            upsert(connection, attempts, [_attempt_row(intent, shapes) for intent in intents])
+            upsert(connection, attempts, typed_all(attempts, list(map(_attempt_values, intents))))
     return intents
 
 
-def _attempt_row(intent: AttemptRecord, shapes: Mapping[ResourceShape, str]) -> tuple[Any, ...]:
-    """Return the row of an attempt that was not submitted yet; ``shapes`` has the text of the column ``shape``."""
-    recovery = canonical_json(intent.recovery.to_json()) if intent.recovery else None
-    values = {"state": intent.state.value, "shape": shapes[intent.shape], "recovery": recovery}
-    names = [column.name for column in attempts.columns]
-    return tuple(values[name] if name in values else getattr(intent, name, None) for name in names)
+def _attempt_values(intent: AttemptRecord) -> dict[str, Any]:
+    recovery = flat(intent.recovery) if intent.recovery else None
+    return {**flat(intent), "shape": intent.shape.to_json(), "recovery": recovery}
 
 
 def already_submitted(store: Store, run_ids: Iterable[str], newest_known: Mapping[str, int] | None = None) -> set[str]:
@@ -217,11 +213,11 @@ def _records(store: Store, where: ColumnElement[bool], order: Iterable[ColumnEle
 
 
 def _record(*, state: str, shape: str, recovery: str | None, **values: Any) -> AttemptRecord:
-    parsed = None if recovery is None else RecoveryRecord.from_json(json.loads(recovery))
+    parsed = None if recovery is None else from_flat(RecoveryRecord, json.loads(recovery))
     return AttemptRecord(**values, state=State(state), shape=_shape(shape), recovery=parsed)
 
 
 @lru_cache(maxsize=1024)
 def _shape(text: str) -> ResourceShape:
     """Parse the column ``shape``, cached: thousands of attempts have a few shapes."""
-    return ResourceShape.from_json(json.loads(text))
+    return from_flat(ResourceShape, json.loads(text))

@@ -213,7 +213,7 @@ def _data(workspace: Workspace, plan: Plan) -> Iterator[Finding]:
     for name in sorted({run.cell.train.dataset for run in plan.runs}):
         declaration = registry.find(registry.datasets(), name)
         assert declaration is not None, name
-        if unseen := checks.unseen_reason(declaration, workspace.data_root, local=plan.cluster is None):
+        if declaration.needs_root and (unseen := checks.unseen_reason(workspace.data_root, local=plan.cluster is None)):
             yield note("data", f"{name}: {unseen}", "orchestrate doctor --probe checks it from a node")
             continue
         problems = declaration.check(workspace.data_root, name)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from orchestrator.backends.local.machine import Machine
     from orchestrator.cluster.cluster_file import ClusterProfile
     from orchestrator.environment.interpreter import Packages
-    from workloads.registry import DatasetDeclaration
 
 _MOMENTS = {"adam": 2, "adamw": 2}
 """Numbers that the optimizer keeps for each parameter."""
@@ -56,28 +55,19 @@ def target_checks(profile: ClusterProfile | None, packages: Packages) -> Iterato
         yield Check(False, f"packages of {packages.python} are unknown: it could not run here ({packages.problem})")
 
 
-def unseen_reason(declaration: DatasetDeclaration, root: Path | None, *, local: bool) -> str:
-    """Why this machine cannot check a data set, as when only a cluster's nodes mount its disk; empty when it can."""
-    if local or not declaration.needs_root or root is None or root.exists():
-        return ""
-    return f"{root} is not visible here, so it was not checked"
+def unseen_reason(root: Path | None, *, local: bool) -> str:
+    """Why this machine cannot check a data root, as when only a cluster's nodes mount its disk; empty when it can."""
+    return "" if local or root is None or root.exists() else f"{root} is not visible here, so it was not checked"
 
 
 def dataset_checks(
     names: Iterable[str], root: Path | None, digest: Callable[[str], str], *, local: bool
 ) -> Iterator[Check]:
-    """Whether data sets are where jobs look for them, and prepared.
-
-    Args:
-        names: of the data sets.
-        root: the data root.
-        digest: name to digest; empty where it is not known without reading the data.
-        local: whether the runs are for this machine.
-    """
+    """Whether data sets are where jobs look for them, and prepared: ``digest`` is empty where the data must be read."""
     for name in sorted(names):
         declaration = registry.find(registry.datasets(), name)
         assert declaration is not None, "the experiment file was checked"
-        if unseen := unseen_reason(declaration, root, local=local):
+        if declaration.needs_root and (unseen := unseen_reason(root, local=local)):
             yield Check(False, f"data set {name}: {unseen}")
             continue
         problems = declaration.check(root, name)
@@ -93,20 +83,15 @@ def weights_checks(runs: Sequence[PlannedRun], root: Path | None, *, local: bool
     for name in sorted({run.cell.train.model for run in runs if run.cell.train.pretrained}):
         weights = registry.models()[name].weights
         assert weights is not None, "a rule excludes models without weights"
-        if root is not None and not root.exists() and not local:
-            yield Check(False, f"weights of {name}: {root} is not visible here, so it was not checked")
+        if unseen := unseen_reason(root, local=local):
+            yield Check(False, f"weights of {name}: {unseen}")
             continue
         for problem in weights.check(root, name):
             yield Check(True, f"weights of {name}: {problem.where}: {problem.what}", problem.fix)
 
 
 def memory_checks(runs: Iterable[PlannedRun], machine: Machine | None) -> Iterator[Check]:
-    """A note for each run whose weights, gradients and optimizer state need more memory than a device has.
-
-    Args:
-        runs: of the plan.
-        machine: this machine, where the runs are for it; None for a cluster, whose profile has its GPUs' memory.
-    """
+    """A note for each run whose weights, gradients and optimizer state need more memory than a device has."""
     for run in runs:
         needed, have = state_gb(run.cell.train), _device_gb(run, machine)
         if needed is not None and have and needed > have:
@@ -144,9 +129,7 @@ def _sharding_strategies() -> list[str]:
 
 
 def _device_gb(run: PlannedRun, machine: Machine | None) -> float:
-    """Memory of the smallest GPU that the run may get; 0 where it is unknown."""
-    if not run.shape.gpus:
-        return 0.0
-    if machine is None:
-        return run.shape.gpu_memory_gb
+    """Memory of the smallest GPU that the run may get; 0 where it is unknown. ``machine`` is None on a cluster."""
+    if not run.shape.gpus or machine is None:
+        return run.shape.gpu_memory_gb if run.shape.gpus else 0.0
     return min((gpu.memory_bytes for gpu in machine.gpus), default=0) / 1e9

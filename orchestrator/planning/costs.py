@@ -23,11 +23,9 @@ def gpu_hours(runs: Sequence[PlannedRun], durations: Sequence[Duration]) -> GpuH
     if not runs:
         return GpuHours(0.0, 0.0, 0.0, "nothing to submit")
     history: dict[_Key, list[float]] = {}
-    for d in durations:
-        if d.total_time_s and (units := d.steps or d.epochs):
-            history.setdefault((d.model, d.dataset, d.strategy, d.hardware, bool(d.steps)), []).append(
-                d.total_time_s / units
-            )
+    for duration in durations:
+        if duration.total_time_s and (units := _units(duration)):
+            history.setdefault(_key(duration), []).append(duration.total_time_s / units)
     known = [(run, times) for run in runs if (times := history.get(_key(run.cell.train)))]
     if not known:
         return GpuHours(None, None, high, "no measured history: only the time limit is known")
@@ -44,13 +42,10 @@ def gpu_hours(runs: Sequence[PlannedRun], durations: Sequence[Duration]) -> GpuH
 
 
 def check_limit(plan: Plan, max_gpu_hours: float, *, stale: bool = False) -> None:
-    """Reject a plan whose runs, to submit and under way, may use more GPU-hours: time limit × GPUs.
+    """Raise InputError for a plan whose runs, to submit and under way, may use more GPU-hours: time limit × GPUs.
 
     All or nothing: who did not expect the cost of a study rarely wants a part of it. Runs under way count, so that
     repeating a command, after an interruption or for the backlog, does not raise the limit.
-
-    Raises:
-        InputError: they may; the message has both numbers.
     """
     to_submit = plan.to_submit(stale=stale)
     under_way = [run for run in plan.runs if run.state is CellState.RUNNING]
@@ -65,10 +60,9 @@ def check_limit(plan: Plan, max_gpu_hours: float, *, stale: bool = False) -> Non
     )
 
 
-def _key(train: TrainConfig) -> _Key:
-    return train.model, train.dataset, train.strategy, train.hardware, bool(train.steps)
+def _key(run: TrainConfig | Duration) -> _Key:
+    return run.model, run.dataset, run.strategy, run.hardware, bool(run.steps)
 
 
-def _units(train: TrainConfig) -> int:
-    """Steps of a run, else epochs."""
-    return train.steps or train.epochs
+def _units(run: TrainConfig | Duration) -> int:
+    return run.steps or run.epochs

@@ -73,27 +73,27 @@ class Matrix:
         return sum(self.merged_labels.values())
 
 
+DefaultCpus = Callable[[Hardware, int], int]
+"""(hardware, ranks) -> cores of a run whose ``cpus`` nobody set."""
+
 _ALWAYS_SHOWN = frozenset({*REQUIRED, "cpus", "seed", "repeat"})
 
 
 def expand(
     spec: ExperimentSpec,
     *,
-    default_cpus: Callable[[Hardware, int], int],
+    default_cpus: DefaultCpus,
     data_root: Path | None = None,
     plugins: Plugins | None = None,
 ) -> Matrix:
-    """All cells of an experiment, excluded ones apart.
+    """All cells of an experiment, excluded ones apart; ExperimentError if there are more than :data:`MAX_CELLS`.
 
     Args:
         spec: the checked experiment file.
-        default_cpus: (hardware, ranks) -> cores of a run whose ``cpus`` nobody set.
+        default_cpus: of the target.
         data_root: where data sets lie, for the shape of those that are folders; without it, or where a shape is not
             known, the rules that need one exclude nothing.
         plugins: the declarations that the file was checked with; by default what is installed.
-
-    Raises:
-        ExperimentError: the products have more than :data:`MAX_CELLS` cells.
     """
     _check_number(spec)
     decisions = _Decisions(spec, default_cpus, plugins or Plugins.installed(), data_root)
@@ -120,7 +120,10 @@ def expand(
         duplicates[first] += 1
         if cell.execution != matrix.cells[first].execution:
             other_execution.append(first)
-        matrix.cells[first] = _merged(matrix.cells[first], cell)
+        # The first cell stays, with the published figures of both.
+        kept = matrix.cells[first].published
+        published = (*kept, *(figures for figures in cell.published if figures not in kept))
+        matrix.cells[first] = dataclasses.replace(matrix.cells[first], published=published)
     labels = _labels(matrix.cells, _varied(spec))
     matrix.cells = [dataclasses.replace(cell, label=label) for cell, label in zip(matrix.cells, labels, strict=True)]
     for i, number in duplicates.items():
@@ -155,12 +158,6 @@ def _combinations(spec: ExperimentSpec) -> Iterator[tuple[dict[str, Any], Row | 
         yield base | dict(include), include
 
 
-def _merged(first: Cell, duplicate: Cell) -> Cell:
-    """The first cell, with the published figures of both."""
-    more = tuple(published for published in duplicate.published if published not in first.published)
-    return dataclasses.replace(first, published=first.published + more) if more else first
-
-
 def _fields(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     fields = {
         key: value
@@ -188,14 +185,8 @@ class _Decision:
 class _Decisions:
     """Conditions, exclusions, published figures and rules, worked out once for each combination of what they read."""
 
-    def __init__(
-        self,
-        spec: ExperimentSpec,
-        default_cpus: Callable[[Hardware, int], int],
-        plugins: Plugins,
-        data_root: Path | None,
-    ) -> None:
-        self._spec, self._default_cpus, self._plugins, self._data_root = spec, default_cpus, plugins, data_root
+    def __init__(self, spec: ExperimentSpec, default_cpus: DefaultCpus, plugins: Plugins, root: Path | None) -> None:
+        self._spec, self._default_cpus, self._plugins, self._data_root = spec, default_cpus, plugins, root
         self._excludes = [
             Rule(f"exclude[{i}]", tuple(exclude.match), partial(_user_reason, exclude.match, exclude.why))
             for i, exclude in enumerate(spec.excludes)
@@ -212,12 +203,9 @@ class _Decisions:
 
     def notes(self) -> list[str]:
         """What people should know: conditions that match no cell, ignored keys."""
-        conditions = {
-            "when": len(self._spec.whens),
-            "exclude": len(self._spec.excludes),
-            "published": len(self._spec.published),
-        }
-        every = [f"{kind}[{i}]" for kind, number in conditions.items() for i in range(number)]
+        spec = self._spec
+        conditions = {"when": spec.whens, "exclude": spec.excludes, "published": spec.published}
+        every = [f"{kind}[{i}]" for kind, blocks in conditions.items() for i in range(len(blocks))]
         return [*(f"{name} matches no cell" for name in every if name not in self._matched), *self._ignored]
 
     def _decide(self, values: Mapping[str, Any], own: Row | None) -> _Decision:
@@ -283,10 +271,7 @@ def _varied(spec: ExperimentSpec) -> list[str]:
         axes = [row for axis in product for row in axis]
         own = {key for row in axes for key in row}
         rows += [*axes, {key: value for key, value in base.items() if key not in own}]
-    found: defaultdict[str, set[Value]] = defaultdict(set)
-    for row in rows:
-        for key, value in row.items():
-            found[key].add(value)
+    found = {key: {row[key] for row in rows if key in row} for key in KEYS}
     in_every_label = {"model", "strategy", "hardware", "seed", *EXECUTION_KEYS}
     varied = [key for key in KEYS if len(found[key]) > 1 and key not in in_every_label]
     return sorted(varied, key=lambda key: key == "cpus")  # cpus last: they mostly follow from a key that says more
@@ -294,20 +279,20 @@ def _varied(spec: ExperimentSpec) -> list[str]:
 
 def _labels(cells: Sequence[Cell], keys: Sequence[str]) -> list[str]:
     """``cnn-ddp-cpu2-s0-lr=0.1``: where labels begin alike, each key that tells more of them apart."""
-    alike: defaultdict[str, list[int]] = defaultdict(list)
-    for i, cell in enumerate(cells):
-        alike[cell.label].append(i)
     labels = [cell.label for cell in cells]
+    alike: defaultdict[str, list[int]] = defaultdict(list)
+    for i, label in enumerate(labels):
+        alike[label].append(i)
     for members in alike.values():
         found = 1
         for key in keys:
             if found == len(members):
                 break
-            longer = [labels[i] + _label_part(key, cells[i].train) for i in members]
-            if len(set(longer)) > found:
-                found = len(set(longer))
-                for i, label in zip(members, longer, strict=True):
-                    labels[i] = label
+            longer = {i: labels[i] + _label_part(key, cells[i].train) for i in members}
+            if (distinct := len(set(longer.values()))) > found:
+                found = distinct
+                for i in members:
+                    labels[i] = longer[i]
     return labels
 
 

@@ -114,13 +114,7 @@ class Plan:
         return [run for run in self.runs if run.state in wanted]
 
     def spec(self, run: PlannedRun, snapshot: str = "", expect: Expectation | None = None) -> RunSpec:
-        """The content of a run's ``spec.json``.
-
-        Args:
-            run: of this plan.
-            snapshot: name of the code that is submitted.
-            expect: the expectation of the run's shape, to share between runs.
-        """
+        """The content of a run's ``spec.json``; ``expect`` is its shape's expectation, to share between runs."""
         return RunSpec(
             run_id=run.cell.run_id,
             label=run.cell.label,

@@ -12,6 +12,7 @@ from orchestrator.backends.slurm.records import ClusterLimits, QueuePair
 from orchestrator.planning.matrix import Cell, Excluded
 from orchestrator.planning.plan import CellState, Check, GpuHours, Plan, PlannedRun, Script
 from workloads.contract import Execution, ResourceShape, TrainConfig
+from workloads.contract.flat import flat, from_flat
 from workloads.files.json_file import write_bytes
 
 PLAN_VERSION = 3
@@ -22,7 +23,11 @@ _JSON_FIELDS = ("experiment", "target", "created_at", "digests", "merged", "data
 
 def save(plan: Plan, path: Path) -> None:
     """Write the plan file. It holds shapes and executions once each, and only the identity of a configuration."""
-    tables = _Tables()
+    tables: dict[ResourceShape | Execution, int] = {}
+
+    def index(value: ResourceShape | Execution) -> int:
+        return tables.setdefault(value, len(tables))
+
     data = {
         "plan_version": PLAN_VERSION,
         **{name: getattr(plan, name) for name in _JSON_FIELDS},
@@ -37,17 +42,17 @@ def save(plan: Plan, path: Path) -> None:
                 run.cell.label,
                 run.state.value,
                 run.why,
-                tables.index(run.shape),
-                tables.index(run.cell.execution),
+                index(run.shape),
+                index(run.cell.execution),
                 run.cell.train.identity(),
             ]
             for run in plan.runs
         ],
         "excluded": [[e.fields, e.rule, e.why] for e in plan.excluded],
         "site": asdict(plan.cluster) if plan.cluster else None,
-        "scripts": [[s.name, tables.index(s.shape), s.text, [asdict(pair) for pair in s.queues]] for s in plan.scripts],
-        "tables": tables.rows,
+        "scripts": [[s.name, index(s.shape), s.text, [asdict(pair) for pair in s.queues]] for s in plan.scripts],
     }
+    data["tables"] = [value.to_json() if isinstance(value, ResourceShape) else flat(value) for value in tables]
     # ASCII: paths may contain bytes that are not UTF-8 (surrogateescape), which json writes as \udcXX.
     body = json.dumps(data, allow_nan=False, separators=(",", ":")).encode()[1:]
     write_bytes(path, _SEAL_START + _seal(body) + body)
@@ -61,27 +66,8 @@ def _seal(body: bytes) -> bytes:
     return hashlib.sha256(body).hexdigest().encode() + b'",'
 
 
-class _Tables:
-    """Shapes and executions, which many runs share."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self._index: dict[ResourceShape | Execution, int] = {}
-
-    def index(self, value: ResourceShape | Execution) -> int:
-        if value not in self._index:
-            self._index[value] = len(self.rows)
-            self.rows.append(value.to_json() if isinstance(value, ResourceShape) else asdict(value))
-        return self._index[value]
-
-
 def read(path: Path) -> Plan:
-    """Read a plan file.
-
-    Raises:
-        OSError: there is none, or it cannot be read.
-        ValueError: it is from another version, damaged or edited.
-    """
+    """Read a plan file; raise ValueError if it is from another version, damaged or edited."""
     content = path.read_bytes()
     head = len(_SEAL_START) + len(_seal(b""))
     if content[:head] != _SEAL_START + _seal(content[head:]):
@@ -97,7 +83,7 @@ def read(path: Path) -> Plan:
 
 def _plan(data: dict[str, Any]) -> Plan:
     tables = list(enumerate(data["tables"]))
-    shapes = {i: ResourceShape.from_json(row) for i, row in tables if "ranks_per_node" in row}
+    shapes = {i: from_flat(ResourceShape, row) for i, row in tables if "ranks_per_node" in row}
     executions = {i: Execution(**row) for i, row in tables if "hang_timeout_s" in row}
     runs = []
     for run_id, label, state, why, shape, execution, identity in data["runs"]:
@@ -114,6 +100,6 @@ def _plan(data: dict[str, Any]) -> Plan:
         runs_folder=Path(data["runs_folder"]),
         data_root=Path(data["data_root"]) if data["data_root"] else None,
         scripts=[Script(n, shapes[s], t, tuple(QueuePair(**pair) for pair in q)) for n, s, t, q in data["scripts"]],
-        cluster=ClusterLimits.from_json(data["site"]) if data["site"] else None,
+        cluster=from_flat(ClusterLimits, data["site"]) if data["site"] else None,
         experiment_file=Path(data["experiment_file"]) if data["experiment_file"] else None,
     )

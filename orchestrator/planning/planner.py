@@ -63,10 +63,10 @@ def make_plan(
     """Compare the matrix with what the target can run and what the store has.
 
     Args:
-        workspace: where the runs folder and the data sets are.
+        workspace: has the runs folder and the data sets.
         spec: the experiment.
-        profile: the cluster; None plans for this machine.
-        machine: this machine; needed when ``profile`` is None.
+        profile: the cluster; None plans for ``machine``.
+        machine: this machine; may be None where there is a profile.
         records: the store's runs by run id.
         durations: measured runs, for the expected GPU-hours.
         packages: what the jobs' interpreter has installed.
@@ -129,14 +129,11 @@ def current_plan(
     """Return the plan of a workspace: that of the plan file while its sources are unchanged, else a new one, saved.
 
     Args:
-        workspace: the files of this invocation.
+        workspace: has the experiment, the plan file, the store and the data sets.
         local: plan for this machine even where a cluster is configured.
         cluster: a cluster file or the name of a shipped profile.
         sets: ``--set`` texts.
         fresh: make a new plan even if nothing changed.
-
-    Raises:
-        InputError: the experiment or cluster file has errors, or no target can be chosen.
     """
     spec = experiments.load(workspace.experiment, sets)
     profile = cluster_file.choose(local=local, named=cluster, cwd=Path.cwd(), hostname=socket.gethostname())

@@ -41,12 +41,7 @@ def with_published(rows: Sequence[Mapping[str, Any]], spec: ExperimentSpec) -> I
 
 
 def differing_settings(rows: Sequence[Mapping[str, Any]], spec: ExperimentSpec) -> list[str]:
-    """Settings in which runs with published figures differ from every cell of the file.
-
-    Args:
-        rows: from :func:`with_published`.
-        spec: the file without ``--set``.
-    """
+    """Settings in which runs with published figures differ from every cell of the file, read without ``--set``."""
     expanded = matrix.expand(spec, default_cpus=resources.default_cpus(None))
     cells = {_settings(cell.train.to_json()) for cell in expanded.cells}
     runs = {_settings(row) for row in rows if row.get(f"{PREFIX}on") is not None}

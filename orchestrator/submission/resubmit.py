@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from orchestrator.tracking.assess import Assessment
 from orchestrator.tracking.recovery import Decision, RecoveryAction, no_node_left
 from orchestrator.units import format_time_limit
 from workloads.contract import RecoveryRecord, ResourceShape, State
+from workloads.contract.flat import flat, from_flat
 from workloads.files.json_file import write_bytes
 from workloads.files.run_dir import RunDir
 
@@ -38,13 +40,7 @@ _NO_NODE = "node configuration is not available"
 
 
 def recover(workspace: Workspace, due: Sequence[Assessment], report: Callable[[str], None]) -> bool:
-    """Resubmit runs; return whether any was tried.
-
-    Args:
-        workspace: the files of this invocation.
-        due: assessments that decide to resubmit.
-        report: gets a sentence for each run that was resubmitted, and for each that could not be.
-    """
+    """Resubmit what is due; return whether any was tried. ``report`` gets a sentence for each, also for what failed."""
     by_target: dict[str, list[Assessment]] = {}
     for assessment in due:
         by_target.setdefault(assessment.newest.target, []).append(assessment)
@@ -63,7 +59,10 @@ def _recover(workspace: Workspace, target: str, due: Sequence[Assessment], repor
         return rejected
     newest = [by_id[spec.run_id].newest for spec, _ in wanted]
     executor.supersede([Attempt.of(runs, record) for record in newest if record.state in _MAY_RESTART])
-    records = {run_id: _recovery_record(assessment) for run_id, assessment in by_id.items()}
+    records = {
+        run_id: from_flat(RecoveryRecord, {**flat(a.decision), "attempt": a.newest.attempt, "cause": a.newest.message})
+        for run_id, a in by_id.items()
+    }
     known = {run_id: assessment.newest.attempt for run_id, assessment in by_id.items()}
     result = submitter.submit_runs(workspace, wanted, target, newest_known=known, recoveries=records)
     for attempt in result.submitted:
@@ -80,8 +79,15 @@ def _prepare(
     """Return the runs to resubmit with their new limits and shapes, and whether Slurm has no node left for any."""
     folder = ClusterFolder(runs, target)
     limits = folder.limits()
-    answers: dict[ResourceShape, str] = {}
-    wanted = []
+
+    @cache
+    def no_node(shape: ResourceShape) -> str:
+        """Slurm's message where no node is left for a shape; empty where there are nodes."""
+        arguments = [f"--{name}={value}" for name, value in shape.arguments.items()]
+        rejection = queue_choice.estimate(folder.script_file(shape), *arguments).rejection
+        return rejection if _NO_NODE in rejection else ""
+
+    wanted, rejected = [], False
     for run_id, assessment in by_id.items():
         decision, newest, run = assessment.decision, assessment.newest, RunDir.of(runs, run_id)
         try:
@@ -90,7 +96,8 @@ def _prepare(
             report(f"run {run_id} cannot be resubmitted: {run.spec}: {error}")
             continue
         shape = next_shape(newest.shape, decision, limits)
-        if decision.action is RecoveryAction.EXCLUDE_NODE and (rejection := _no_node(folder, shape, answers)):
+        if decision.action is RecoveryAction.EXCLUDE_NODE and (rejection := no_node(shape)):
+            rejected = True
             assert decision.failure is not None, "a node is excluded because of a failure"
             why = no_node_left(decision.failure, decision.excluded, rejection)
             write_bytes(run.attempt(newest.attempt).create().held, why.encode())
@@ -98,30 +105,7 @@ def _prepare(
             continue
         execution = replace(spec.execution, time_limit_s=decision.time_limit_s, mem_bytes=decision.mem_bytes)
         wanted.append((replace(spec, execution=execution), shape))
-    return wanted, any(answers.values())
-
-
-def _recovery_record(assessment: Assessment) -> RecoveryRecord:
-    decision, newest = assessment.decision, assessment.newest
-    assert decision.failure is not None, "a run is resubmitted because of a failure"
-    return RecoveryRecord(
-        failure=decision.failure,
-        action=decision.action,
-        attempt=newest.attempt,
-        number=decision.number,
-        bound=decision.bound,
-        changes=decision.changes,
-        cause=newest.message,
-    )
-
-
-def _no_node(folder: ClusterFolder, shape: ResourceShape, answers: dict[ResourceShape, str]) -> str:
-    """Slurm's message where no node is left for a shape, queried once for each; empty where there are nodes."""
-    if shape not in answers:
-        arguments = [f"--{name}={value}" for name, value in shape.arguments.items()]
-        rejection = queue_choice.estimate(folder.script_file(shape), *arguments).rejection
-        answers[shape] = rejection if _NO_NODE in rejection else ""
-    return answers[shape]
+    return wanted, rejected
 
 
 def next_shape(shape: ResourceShape, decision: Decision, limits: ClusterLimits | None) -> ResourceShape:

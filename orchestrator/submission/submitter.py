@@ -31,7 +31,9 @@ from orchestrator.errors import InputError, OperationError
 from orchestrator.planning import costs
 from orchestrator.submission import outbox
 from orchestrator.tracking import tracker
+from orchestrator.units import counted
 from workloads.contract import RecoveryRecord, ResourceShape, RunSpec, State, Submission
+from workloads.contract.flat import flat, from_flat
 from workloads.files.run_dir import RunDir
 from workloads.lazy import lazy_imports
 
@@ -100,8 +102,8 @@ def submit_plan(
     """Submit every run of a plan that has no result and is not under way.
 
     Args:
-        workspace: the files of this invocation.
-        plan: made for this workspace.
+        workspace: that of the plan.
+        plan: what to submit.
         stale: submit stale runs too.
         newest_known: run id to newest attempt from before the plan was made; skip runs that have a newer one.
         sets: the ``--set`` texts, kept with the code.
@@ -114,9 +116,8 @@ def submit_plan(
         OperationError: the target cannot be reached from here, or the runs folder cannot be written.
     """
     if blocking := [check for check in plan.checks if check.blocking]:
-        checks = "1 plan check" if len(blocking) == 1 else f"{len(blocking)} plan checks"
         raise InputError(
-            f"{checks} failed; fix {'it' if len(blocking) == 1 else 'them'} first",
+            f"{counted(len(blocking), 'plan check')} failed; fix {'it' if len(blocking) == 1 else 'them'} first",
             why="; ".join(check.what for check in blocking),
             hint="; ".join(dict.fromkeys(check.fix for check in blocking if check.fix)),
         )
@@ -150,7 +151,7 @@ def submit_runs(
     """Submit runs, and what an interrupted call left behind.
 
     Args:
-        workspace: the files of this invocation.
+        workspace: has the runs folder and the store.
         wanted: the runs. Each uses the code that its spec names, so that all attempts of a run use the same; where that
             code is gone, the code as it is now.
         target: ``local`` or the cluster's name.
@@ -229,23 +230,18 @@ def _unfinished(store: connect.Store) -> list[submissions.AttemptRecord]:
 
 
 def _resume(store: connect.Store, runs: Path, *, wait: bool = True) -> list[tuple[Request, Receipt]]:
-    unfinished = _unfinished(store)
-    if not unfinished:
-        return []
     specs = outbox.read(runs)
     by_target: dict[str, list[Request]] = {}
     lost = []
-    for record in unfinished:
+    why = "submit was interrupted before it wrote the run's spec; run orchestrate retry or submit"
+    for record in _unfinished(store):
         if tracker.find_executor(record.target, runs) is None:
             continue
         spec = specs.get(record.run_id) or _spec_on_disk(runs, record)
-        if spec is None or record.token is None:
-            why = "submit was interrupted before it wrote the run's spec; run orchestrate retry or submit"
-            lost.append(
-                submissions.StatusUpdate(record.run_id, record.attempt, State.LOST, reason="never_sent", message=why)
-            )
-            continue
-        by_target.setdefault(record.target, []).append(_request(runs, record, spec))
+        if spec and record.token:
+            by_target.setdefault(record.target, []).append(_request(runs, record, spec))
+        else:
+            lost.append(submissions.StatusUpdate(record.run_id, record.attempt, State.LOST, None, "never_sent", why))
     submissions.update_statuses(store, lost)
     answered = [pair for target, requests in by_target.items() for pair in _execute(store, target, requests, wait=wait)]
     outbox.clear(runs)
@@ -268,11 +264,11 @@ def prepare_runs_folder(runs: Path) -> None:
         InputError: others can write to it, it belongs to somebody else, or jobs could not use its name.
         OperationError: it cannot be written.
     """
-    for found, why in (
-        (re.search("%[jtAa]", str(runs)), "submitit and Slurm replace it by a job's number"),
-        (re.search(os.pathsep, str(runs)), "jobs find their code through PYTHONPATH, in which it separates folders"),
+    for pattern, why in (
+        ("%[jtAa]", "submitit and Slurm replace it by a job's number"),
+        (os.pathsep, "jobs find their code through PYTHONPATH, in which it separates folders"),
     ):
-        if found:
+        if found := re.search(pattern, str(runs)):
             what = f"the runs folder's path contains {found[0]}"
             raise InputError(what, where=str(runs), why=why, hint="name another folder with --runs")
     # Whatever the umask is: nobody else may write below it, since jobs unpickle what they find there.
@@ -280,11 +276,8 @@ def prepare_runs_folder(runs: Path) -> None:
     try:
         runs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OperationError(
-            f"cannot create the runs folder: {error.strerror}",
-            where=str(runs),
-            hint="name a writable folder with --runs",
-        ) from error
+        what, hint = f"cannot create the runs folder: {error.strerror}", "name a writable folder with --runs"
+        raise OperationError(what, where=str(runs), hint=hint) from error
     check_runs_folder(runs)
 
 
@@ -300,18 +293,8 @@ def _with_code(runs: Path, wanted: Sequence[PlacedRun], target: str, *, current_
 
 
 def _request(runs: Path, intent: submissions.AttemptRecord, spec: RunSpec) -> Request:
-    assert intent.token is not None, "an intent has a token"
-    submission = Submission(
-        token=intent.token,
-        target=intent.target,
-        attempt=intent.attempt,
-        submitted_at=intent.submitted_at,
-        time_limit_s=spec.execution.time_limit_s,
-        snapshot=spec.snapshot,
-        shape=intent.shape,
-        recovery=intent.recovery,
-    )
-    return Request(runs, spec, submission)
+    own = {"time_limit_s": spec.execution.time_limit_s, "snapshot": spec.snapshot}
+    return Request(runs, spec, from_flat(Submission, flat(intent) | own))
 
 
 def _execute(
@@ -351,10 +334,5 @@ def _record_answer(request: Request, receipt: Receipt) -> submissions.StatusUpda
             message = f"{recovery.cause}; its resubmission was rejected: {message}"
         Status(receipt.state, receipt.reason, message).write_exit(request.directory)
     return submissions.StatusUpdate(
-        request.spec.run_id,
-        request.number,
-        receipt.state,
-        job_id=receipt.job_id,
-        reason=receipt.reason,
-        message=message,
+        request.spec.run_id, request.number, receipt.state, receipt.job_id, receipt.reason, message
     )

@@ -20,6 +20,7 @@ from workloads.contract import (
     Submission,
     TrainConfig,
 )
+from workloads.contract.flat import from_flat
 
 BASE = {"model": "cnn", "dataset": "digits", "strategy": "ddp", "hardware": Hardware("cpu", 2), "cpus": 2}
 
@@ -112,8 +113,8 @@ def test_a_shape_keeps_its_key_and_json() -> None:
     longer = dataclasses.replace(SHAPE, arguments={"time": "1:00"}, script=SHAPE.key())
     assert longer.script_key == SHAPE.key() != longer.key()
     for shape in (SHAPE, longer):
-        assert ResourceShape.from_json(json.loads(json.dumps(shape.to_json()))) == shape
-    assert ResourceShape.from_json({**SHAPE.to_json(), "unheard_of": 1}) == SHAPE
+        assert from_flat(ResourceShape, json.loads(json.dumps(shape.to_json()))) == shape
+    assert from_flat(ResourceShape, {**SHAPE.to_json(), "unheard_of": 1}) == SHAPE
 
 
 @pytest.mark.parametrize(

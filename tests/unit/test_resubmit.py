@@ -31,6 +31,7 @@ from workloads.contract import (
     State,
     TrainConfig,
 )
+from workloads.contract.flat import from_flat
 from workloads.files.event_log import EventLog
 from workloads.files.json_file import read_json
 from workloads.files.run_dir import RunDir
@@ -162,20 +163,22 @@ def test_from_a_time_out_to_the_next_attempt(campaign: Campaign) -> None:
     ]
     (request,) = campaign.executor.submitted
     assert request.spec.execution == Execution(time_limit_s=5400, mem_bytes=4 * GB)
-    assert request.shape.time_limit_s == 5400 and request.shape.arguments == {"time": "0-01:30:00"}
-    assert request.shape.script == SHAPE.key(), "the script is the one that the plan showed"
+    assert request.submission.shape.time_limit_s == 5400 and request.submission.shape.arguments == {
+        "time": "0-01:30:00"
+    }
+    assert request.submission.shape.script == SHAPE.key(), "the script is the one that the plan showed"
     told = read_json(run.attempt(2).submission)
-    assert (told["time_limit_s"], told["shape"]) == (5400, request.shape.to_json())
+    assert (told["time_limit_s"], told["shape"]) == (5400, request.submission.shape.to_json())
     (status,) = tracker.statuses(campaign.store, campaign.workspace.runs)
     assert (status.state, status.recovery, status.recoveries) == (State.PENDING, "raise_time", 1)
     assert status.recovery_message.startswith("resubmitted with a time limit of 0-01:30:00")
     (records,) = attempt_histories(campaign.store).values()
-    assert [record.recovery for record in records] == [None, RecoveryRecord.from_json(told["recovery"])]
+    assert [record.recovery for record in records] == [None, from_flat(RecoveryRecord, told["recovery"])]
     assert campaign.recover() == [], "what is under way is left alone"
     # The cap is reached: it goes on with what it had, under the same script.
     campaign.end(run, State.TIMEOUT, "time_limit", 2)
     campaign.recover()
-    assert campaign.executor.submitted[-1].shape == request.shape
+    assert campaign.executor.submitted[-1].submission.shape == request.submission.shape
 
 
 def test_other_classes_add_to_the_same_request(campaign: Campaign) -> None:
@@ -186,7 +189,11 @@ def test_other_classes_add_to_the_same_request(campaign: Campaign) -> None:
     campaign.recover()
     campaign.end(run, State.NODE_FAIL, "node_fail", 3)
     campaign.recover()
-    assert campaign.executor.submitted[-1].shape.arguments == {"time": "0-01:30:00", "mem": "8G", "exclude": "n1"}
+    assert campaign.executor.submitted[-1].submission.shape.arguments == {
+        "time": "0-01:30:00",
+        "mem": "8G",
+        "exclude": "n1",
+    }
     assert campaign.executor.superseded == [3], "only what Slurm might start again"
     assert campaign.assessment(run).recoveries == 3
 
@@ -240,7 +247,7 @@ def test_the_last_node_is_not_excluded(campaign: Campaign, monkeypatch: pytest.M
     for run in runs:
         campaign.end(run, State.WRONG_HARDWARE, "wrong_hardware")
     campaign.recover()
-    assert [d.shape.arguments for d in campaign.executor.submitted] == [{"exclude": "n1"}] * 2
+    assert [d.submission.shape.arguments for d in campaign.executor.submitted] == [{"exclude": "n1"}] * 2
     for run in runs:
         campaign.end(run, State.WRONG_HARDWARE, "wrong_hardware", 2, node="n2")
     why = (
@@ -262,7 +269,7 @@ def test_a_node_is_excluded_unless_it_is_the_last(
     monkeypatch.setattr(resubmit.queue_choice, "estimate", lambda *_: StartEstimate(rejection=refusal))
     campaign.end(campaign.send(), State.NODE_FAIL, "node_fail")
     campaign.recover()
-    assert campaign.executor.submitted[0].shape.arguments == {"exclude": "n1"}
+    assert campaign.executor.submitted[0].submission.shape.arguments == {"exclude": "n1"}
 
 
 def test_a_rejected_resubmission_keeps_the_cause(campaign: Campaign) -> None:

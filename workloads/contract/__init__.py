@@ -11,23 +11,6 @@ from workloads.contract.state import RANK_LOST, State
 from workloads.contract.submission import RecoveryRecord, Submission
 from workloads.contract.train_config import IDENTITY_VERSION, INT64, RUN_ID_DIGITS, TrainConfig
 
-__all__ = [
-    "EXECUTION_KEYS",
-    "Execution",
-    "Expectation",
-    "Hardware",
-    "IDENTITY_VERSION",
-    "INT64",
-    "RANK_LOST",
-    "RUN_ID_DIGITS",
-    "RecoveryRecord",
-    "ResourceShape",
-    "RunResult",
-    "RunSpec",
-    "SPEC_VERSION",
-    "State",
-    "Submission",
-    "Topology",
-    "TrainConfig",
-    "result_fields",
-]
+__all__ = ["EXECUTION_KEYS", "IDENTITY_VERSION", "INT64", "RANK_LOST", "RUN_ID_DIGITS", "SPEC_VERSION"]
+__all__ += ["Execution", "Expectation", "Hardware", "RecoveryRecord", "ResourceShape", "RunResult", "RunSpec"]
+__all__ += ["State", "Submission", "Topology", "TrainConfig", "result_fields"]

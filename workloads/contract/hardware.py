@@ -39,11 +39,7 @@ class Hardware:
     @classmethod
     @lru_cache(maxsize=4096)
     def parse(cls, text: str) -> Hardware:
-        """Parse ``KIND:DEVICES`` or ``KIND:DEVICESxNODES``.
-
-        Raises:
-            ValueError: the text has another form.
-        """
+        """Parse ``KIND:DEVICES`` or ``KIND:DEVICESxNODES``; raise ValueError for another form."""
         match = _HARDWARE.fullmatch(text)
         if match is None:
             raise ValueError(

@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from typing import Any
 
-from workloads.contract.flat import flat, known_fields
+from workloads.contract.flat import flat
 from workloads.contract.run_spec import Expectation
 
 _SET_BY_RECOVERY = ("arguments", "script")
@@ -93,7 +93,3 @@ class ResourceShape:
     def to_json(self) -> dict[str, Any]:
         """All fields; those of recovery only where it set them."""
         return {k: v for k, v in flat(self).items() if v or k not in _SET_BY_RECOVERY}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**known_fields(cls, data))

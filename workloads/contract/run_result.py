@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, Self
 
+from workloads.contract.flat import flat
 from workloads.contract.run_spec import SPEC_VERSION
 from workloads.contract.state import State
 from workloads.lazy import lazy_imports
@@ -107,9 +108,9 @@ class RunResult:
         """Return strict JSON: NaN and infinity become null and are named in ``nonfinite``; in a loss, ``diverged``."""
         data: dict[str, Any] = {"spec_version": SPEC_VERSION}
         nonfinite = dict(self.nonfinite)
-        own = RunResult.__dataclass_fields__
+        values = {**self.metrics, **flat(self)}
         for name in result_fields():
-            value = getattr(self, name) if name in own else self.metrics.get(name)
+            value = values.get(name)
             if isinstance(value, float) and not math.isfinite(value):
                 nonfinite[name] = "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
                 value = None
@@ -120,11 +121,7 @@ class RunResult:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """Return the inverse of :meth:`to_json`; ignore keys of other versions.
-
-        Raises:
-            ValueError: the data is not a result that this version can read.
-        """
+        """Return the inverse of :meth:`to_json`; raises ValueError if this version cannot read it."""
         if data.get("spec_version") != SPEC_VERSION:
             raise ValueError(f"spec_version {data.get('spec_version')!r} is not {SPEC_VERSION}")
         values = {name: data[name] for name in result_fields() if name in data}
@@ -139,15 +136,10 @@ class RunResult:
 
 @cache
 def result_fields() -> dict[str, str]:
-    """Return the keys of ``result.json`` in order, with the type of each as :class:`RunResult` writes it.
-
-    Raises:
-        ValueError: a metric follows a key that does not exist.
-    """
+    """Return the keys of ``result.json`` in order, with the type of each as :class:`RunResult` writes it."""
     metrics = metric_files.all_metrics()
-    types = {f.name: str(f.type) for f in fields(RunResult) if f.name != "metrics"}
-    own = list(types)
-    types |= {name: f"{metric.type.__name__} | None" for name, metric in metrics.items()}
+    own = {f.name: str(f.type) for f in fields(RunResult) if f.name != "metrics"}
+    types = own | {name: f"{metric.type.__name__} | None" for name, metric in metrics.items()}
 
     def with_followers(name: str) -> Iterator[str]:
         yield name

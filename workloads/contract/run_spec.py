@@ -82,19 +82,12 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """The inverse of :meth:`to_json`.
-
-        Raises:
-            ValueError: the data is no spec, or of another version.
-        """
+        """The inverse of :meth:`to_json`; raises ValueError if the data is no spec, or of another version."""
         if data.get("spec_version") != SPEC_VERSION:
             raise ValueError(f"spec_version {data.get('spec_version')!r} is not {SPEC_VERSION}")
         try:
-            parts = {
-                "train": TrainConfig.from_json(data["train"]),
-                "execution": Execution(**data["execution"]),
-                "expect": Expectation(**data["expect"]),
-            }
+            train, execution = TrainConfig.from_json(data["train"]), Execution(**data["execution"])
+            parts = {"train": train, "execution": execution, "expect": Expectation(**data["expect"])}
             return cls(**{name: value for name, value in (data | parts).items() if name != "spec_version"})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a run spec: {error}") from error

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from workloads.contract.flat import flat, known_fields
+from workloads.contract.flat import flat, from_flat
 from workloads.contract.resource_shape import ResourceShape
 
 
@@ -19,28 +19,19 @@ class RecoveryRecord:
     action: str = ""
     """``tracking.recovery.RecoveryAction``."""
     attempt: int = 0
-    """The attempt that failed."""
+    """The attempt that failed, and ``cause`` its message."""
     number: int = 0
-    """Counts the attempts for this class of failure, from 1."""
+    """Counts the attempts for this class of failure, from 1, of ``bound`` allowed ones."""
     bound: int = 0
-    """How many attempts this class of failure may have."""
     changes: str = ""
     """What the new attempt has that the failed one had not, in words."""
     cause: str = ""
-    """The failed attempt's message."""
 
     @property
     def message(self) -> str:
         """One sentence for people."""
         changes = f" with {self.changes}" if self.changes else ""
         return f"resubmitted{changes} after attempt {self.attempt} ({self.number} of {self.bound} for {self.failure})"
-
-    def to_json(self) -> dict[str, Any]:
-        return flat(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**known_fields(cls, data))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,21 +53,17 @@ class Submission:
     """None where a person submitted it."""
 
     def to_json(self) -> dict[str, Any]:
-        recovery = self.recovery.to_json() if self.recovery else None
-        return {**flat(self), "shape": self.shape.to_json(), "recovery": recovery}
+        return {**flat(self), "shape": self.shape.to_json(), "recovery": flat(self.recovery) if self.recovery else None}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`to_json`; ignores other keys.
-
-        Raises:
-            ValueError: the token, target or attempt is missing.
-        """
-        known = known_fields(cls, data)
-        known["shape"] = ResourceShape.from_json(known.get("shape") or {})
-        recovery = known.get("recovery")
-        known["recovery"] = RecoveryRecord.from_json(recovery) if recovery else None
+        """The inverse of :meth:`to_json`; raises ValueError if the token, target or attempt is missing."""
+        recovery = data.get("recovery")
+        parts = {
+            "shape": from_flat(ResourceShape, data.get("shape") or {}),
+            "recovery": from_flat(RecoveryRecord, recovery) if recovery else None,
+        }
         try:
-            return cls(**known)
+            return from_flat(cls, {**data, **parts})
         except TypeError as error:
             raise ValueError(f"not a submission: {error}") from error

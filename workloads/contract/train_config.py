@@ -26,12 +26,7 @@ RUN_ID_DIGITS = 16
 
 
 def key(default: Any, **allowed: Any) -> Any:
-    """A field, with the values that its key in ``experiment.toml`` may hold.
-
-    Args:
-        default: of the field and the key.
-        allowed: ``choices``, or a range by ``gt``, ``ge``, ``lt`` and ``le``.
-    """
+    """A field whose key in ``experiment.toml`` may hold ``choices``, or a range: ``gt``, ``ge``, ``lt`` and ``le``."""
     return field(default=default, metadata=allowed)
 
 
@@ -127,14 +122,8 @@ class TrainConfig:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """The inverse of :meth:`to_json`.
-
-        Raises:
-            ValueError: a field is missing, or unknown to this version.
-        """
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(set(data) - known)
-        if unknown:
+        """The inverse of :meth:`to_json`; raises ValueError if a field is missing, or unknown to this version."""
+        if unknown := sorted(data.keys() - set(_IDENTITY_NAMES)):
             raise ValueError(f"unknown fields {unknown}: written by a newer version?")
         options = {k: tuple(v) if isinstance(v, list) else v for k, v in data.get("strategy_options", {}).items()}
         try:
@@ -143,19 +132,10 @@ class TrainConfig:
             raise ValueError(str(error)) from error
 
 
-_ALWAYS_HASHED: Any = object()
-"""Differs from every value."""
-
-
-def _identity_default(f: dataclasses.Field[Any]) -> Any:
-    if f.name == "strategy_options":
-        return {}
-    always = f.name in {"seed", "repeat"} or f.default is dataclasses.MISSING
-    return _ALWAYS_HASHED if always else f.default
-
-
 _IDENTITY_NAMES = [f.name for f in fields(TrainConfig)]
-_IDENTITY_DEFAULTS = [_identity_default(f) for f in fields(TrainConfig)]
+_SPECIAL_DEFAULTS: dict[str, Any] = {"strategy_options": {}, "seed": dataclasses.MISSING, "repeat": dataclasses.MISSING}
+_IDENTITY_DEFAULTS = [_SPECIAL_DEFAULTS.get(f.name, f.default) for f in fields(TrainConfig)]
+"""Values that are not hashed. ``MISSING``, the default of required fields too, equals none: those are always hashed."""
 _IDENTITY_PREFIXES = [f'"{name}":' for name in _IDENTITY_NAMES]
 _identity_values = attrgetter(*("hardware.text" if name == "hardware" else name for name in _IDENTITY_NAMES))
 
