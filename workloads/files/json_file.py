@@ -10,11 +10,7 @@ from typing import Any
 
 
 def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
-    """Write strict UTF-8 JSON; a reader sees the old file or the whole new one, also after a power cut.
-
-    Raises:
-        OSError: the disk is full or the folder is not writable; the old file, if any, is untouched.
-    """
+    """Write strict UTF-8 JSON; a reader sees the old file or the whole new one, also after a power cut or OSError."""
     write_bytes(path, encode_json(data), durable=durable)
 
 
@@ -36,17 +32,16 @@ def utf8(text: str) -> bytes:
 
 
 def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Write a temporary file beside the target, fsync and rename it: rename(2) replaces the target atomically.
+    """Write a temporary file beside the target and rename it: rename(2) replaces the target atomically.
 
-    Args:
-        durable: whether the file must survive a power cut that follows at once.
+    A ``durable`` file survives a power cut that follows at once.
     """
     folder, last = os.path.split(path)
     name = f"{folder}/.{last}.{os.urandom(8).hex()}"
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         try:
-            written = os.write(descriptor, content)
+            written = 0
             while written < len(content):  # write(2) may write less than it was given
                 written += os.write(descriptor, content[written:])
             os.fchmod(descriptor, 0o644)  # whatever the umask
@@ -64,12 +59,7 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read strict JSON.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: empty, truncated, not UTF-8, not JSON or nested too deeply.
-    """
+    """Read strict JSON. Raises FileNotFoundError, and ValueError for a damaged file, one not in UTF-8, or no JSON."""
     content = path.read_bytes()
     if not content.strip():
         raise ValueError(f"{path}: empty file")

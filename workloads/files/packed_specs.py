@@ -24,7 +24,10 @@ _values_of = attrgetter(*("train.hardware.text" if name == "train.hardware" else
 def pack_specs(specs: Sequence[RunSpec]) -> bytes:
     """Return the content of a file of one spec or more."""
     columns = dict(zip(_NAMES, zip(*map(_values_of, specs), strict=True), strict=True))
-    own = [name for name, column in columns.items() if name == "run_id" or not _is_constant(column)]
+    constant = {
+        n for n, values in columns.items() if all(v == values[0] for v in values) and len(set(map(type, values))) == 1
+    }
+    own = [name for name in _NAMES if name == "run_id" or name not in constant]  # 1, 1.0 and true differ
     common = {name: _plain(columns[name][0]) for name in _NAMES if name not in own}
     runs = [list(map(_plain, row)) for row in zip(*(columns[name] for name in own), strict=True)]
     return encode_json({"spec_version": SPEC_VERSION, "common": common, "own": own, "runs": runs})
@@ -40,11 +43,7 @@ def _is_constant(column: tuple[Any, ...]) -> bool:
 
 
 def unpack_specs(content: bytes, indexes: Iterable[int] | None = None) -> list[RunSpec]:
-    """Return all specs in a file's content, or those at some indexes.
-
-    Raises:
-        ValueError: the content is damaged, or of a newer version.
-    """
+    """Return all specs in a content, or those at some indexes. Raises ValueError: damaged, or of a newer version."""
     try:
         packed = json.loads(content)
         rows = packed["runs"] if indexes is None else [packed["runs"][index] for index in indexes]

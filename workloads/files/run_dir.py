@@ -35,17 +35,12 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from workloads.contract import RUN_ID_DIGITS, RunResult, RunSpec
 from workloads.files.json_file import encode_json, read_object, write_bytes, write_json
 
 _RUN_ID = re.compile(rf"[0-9a-f]{{{RUN_ID_DIGITS}}}")
-
-
-class _HasPath(Protocol):
-    @property
-    def path(self) -> Path: ...
 
 
 class _Below:
@@ -54,8 +49,8 @@ class _Below:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, owner: _HasPath, _kind: type[_HasPath]) -> Path:
-        return owner.path / self._name
+    def __get__(self, owner: Any, _kind: type) -> Path:
+        return Path(owner.path, self._name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +119,7 @@ class RunDir:
 
     @classmethod
     def of(cls, runs: Path, run_id: str) -> RunDir:
-        """Return the directory of a run below the runs folder.
-
-        Raises:
-            ValueError: ``run_id`` is not one (it could name a path outside the folder).
-        """
+        """Return the directory of a run. Raises ValueError for another text, which could lead out of ``runs``."""
         if not _RUN_ID.fullmatch(run_id):
             raise ValueError(f"{run_id!r} is not a run id")
         return cls(runs / f"{run_id[:2]}/{run_id}")

@@ -25,6 +25,7 @@ from typing import NoReturn
 
 from workloads import registry
 from workloads.contract import RANK_LOST, RunResult, State
+from workloads.contract.flat import flat
 from workloads.errors import InputError, JobError, OrchestrateError
 from workloads.files import array_record
 from workloads.files.run_dir import AttemptDir, RunDir
@@ -75,14 +76,14 @@ def run(run_dir: str, attempt: int) -> None:
     if why := slurm_owner.claim(folder):
         print_error(f"this job does not execute the attempt: {why}")
         _exit(ExitCode.SUCCEEDED)
-    world = World.from_environment()
+    world, age_s = World.from_environment(), timing.process_age_s()
     rank = Rank(
         run=directory,
         attempt=folder,
         world=world,
         events=Events(folder.events(world.rank)),
         stop_signals=stop_signals,
-        result=RunResult(run_id=directory.run_id, attempt=attempt, state=State.RUNNING, started_at=_started_at()),
+        result=RunResult(run_id=directory.run_id, attempt=attempt, state=State.RUNNING, started_at=_time(age_s)),
     )
     rank.events.write(
         "start",
@@ -103,7 +104,7 @@ def run(run_dir: str, attempt: int) -> None:
     except BaseException as error:
         stop_signals.record_only()
         _exit(_fail(rank, error))
-    rank.result.state, rank.result.ended_at = State.SUCCEEDED, _now()
+    rank.result.state, rank.result.ended_at = State.SUCCEEDED, _time()
     if world.rank == 0 and not write_result(folder, rank.result):
         _exit(ExitCode.UNWRITABLE)
     rank.events.write("end", state=State.SUCCEEDED.value)
@@ -111,11 +112,7 @@ def run(run_dir: str, attempt: int) -> None:
 
 
 def run_task(array: str) -> None:
-    """Execute the attempt of this task of a Slurm array on this rank, as :func:`run` does.
-
-    Args:
-        array: the array's folder, which holds its record and specs.
-    """
+    """Execute the attempt of this task of a Slurm array, whose folder is ``array``, as :func:`run` does."""
     (attempt,) = array_record.create_run_folders(Path(array), [int(os.environ["SLURM_ARRAY_TASK_ID"])])
     run(str(attempt.path.parent.parent), attempt.number)
 
@@ -128,12 +125,8 @@ def _execute(rank: Rank) -> None:
         raise JobError("the run's spec cannot be read", where=str(rank.run.spec), why=str(error)) from error
     code = code_snapshot.check(rank.run.runs, spec.snapshot, thorough=rank.world.local_rank == 0)
     rank.result.provenance |= code
-    check(
-        rank.world,
-        spec.expect,
-        cpus=len(os.sched_getaffinity(0)),
-        gpus=visible_gpus() if spec.expect.gpus_per_node else None,
-    )
+    gpus = visible_gpus() if spec.expect.gpus_per_node else None
+    check(rank.world, spec.expect, cpus=len(os.sched_getaffinity(0)), gpus=gpus)
     strategy = registry.find(registry.strategies(), spec.train.strategy)
     if strategy is None:
         raise InputError(
@@ -143,8 +136,7 @@ def _execute(rank: Rank) -> None:
     with Pulse(rank.attempt, rank.world.rank, spec.execution.hang_timeout_s) as pulse:
         engine = importlib.import_module(ENGINES[strategy.framework])
         pulse.beat()
-        known = {field.name: getattr(rank, field.name) for field in dataclasses.fields(rank)}
-        engine.train(Job(spec=spec, pulse=pulse, **known))
+        engine.train(Job(spec=spec, pulse=pulse, **flat(rank)))
         pulse.phase = "done"
     rank.result.provenance |= code
     if outside := code_snapshot.imported_outside(rank.run.runs, spec.snapshot):
@@ -153,24 +145,16 @@ def _execute(rank: Rank) -> None:
 
 
 def write_result(folder: AttemptDir, result: RunResult) -> bool:
-    """Write ``result.json``; on a full disk without its long lists.
-
-    Returns:
-        False when that fails too; the numbers are then on standard error.
-    """
-    digests: dict[str, object] = {
-        k: result.provenance[k] for k in ("code_digest", "packages_digest") if k in result.provenance
-    }
-    short = dataclasses.replace(
-        result, per_class=[], memory_by_rank=[], provenance=digests, message=result.message[:200]
-    )
-    problem: OSError | None = None
+    """Write ``result.json``, on a full disk without long lists; where that fails too, print it and return False."""
+    digests = {k: v for k, v in result.provenance.items() if k in ("code_digest", "packages_digest")}
+    message = result.message[:200]
+    short = dataclasses.replace(result, per_class=[], memory_by_rank=[], provenance=digests, message=message)
     for version in (result, short):
         try:
             folder.write_result(version)
             return True
         except OSError as error:
-            problem = error
+            problem = str(error)
     print_error(
         f"{folder.result}: the result cannot be written: {problem}\n"
         f"  fix: free disk space, then orchestrate retry; the measured values are:\n{json.dumps(short.to_json())}"
@@ -194,7 +178,7 @@ def _fail(rank: Rank, error: BaseException) -> ExitCode:
     rank.events.write("error", failure_class=reason, message=message, traceback=trace, rank=rank.world.rank)
     if not _has_better_result(rank.attempt, reason):
         result = rank.result
-        result.state, result.reason, result.ended_at = state, reason, _now()
+        result.state, result.reason, result.ended_at = state, reason, _time()
         result.message = f"rank {rank.world.rank}: {message}"
         write_result(rank.attempt, result)
     rank.events.write("end", state=state.value)
@@ -245,12 +229,8 @@ def _exit(code: ExitCode) -> NoReturn:
     os._exit(code)
 
 
-def _started_at() -> str:
-    return (datetime.now(UTC) - timedelta(seconds=timing.process_age_s())).isoformat(timespec="seconds")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def _time(seconds_ago: float = 0.0) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=seconds_ago)).isoformat(timespec="seconds")
 
 
 def _target_of(descriptor: int) -> str:

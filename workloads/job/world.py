@@ -19,9 +19,7 @@ from workloads.contract import Expectation
 from workloads.errors import WrongHardwareError
 
 MEMORY_TOLERANCE = 0.15
-"""Vendors' gigabytes, driver reserves and error correction explain less; an A100 with 40 GB and one with 80 differ by
-more."""
-
+"""Vendors' gigabytes, driver reserves and error correction explain less; A100s with 40 and 80 GB differ by more."""
 _NVIDIA_SMI_TIMEOUT_S = 20
 
 
@@ -53,11 +51,7 @@ class World:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] = os.environ) -> World:
-        """Read the launcher's variables.
-
-        Raises:
-            WrongHardwareError: the variables contradict each other.
-        """
+        """Read the launcher's variables. Raises WrongHardwareError where they contradict each other."""
         if env.get("SUBMITIT_EXECUTOR") == "local" and "SUBMITIT_LOCAL_GLOBALID" in env:
             world = _of_submitit_local(env)
         elif {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= env.keys():
@@ -138,15 +132,11 @@ def visible_gpus(env: Mapping[str, str] = os.environ) -> list[Gpu] | None:
     if command is None or "MIG-" in (selected or ""):
         return None
     try:
-        done = subprocess.run(
-            [command, "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=_NVIDIA_SMI_TIMEOUT_S,
-            check=True,
-            stdin=subprocess.DEVNULL,
+        query = [command, "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
+        answer = subprocess.check_output(
+            query, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        rows = [[v.strip() for v in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+        rows = [[v.strip() for v in line.split(",")] for line in answer.splitlines() if line.strip()]
         all_gpus = {index: Gpu(name, int(mib) * 2**20, uuid) for index, uuid, name, mib, *_ in rows}
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
@@ -154,9 +144,8 @@ def visible_gpus(env: Mapping[str, str] = os.environ) -> list[Gpu] | None:
         return list(all_gpus.values())
     visible = []
     for entry in (e.strip() for e in selected.split(",")):
-        found = [
-            g for i, g in all_gpus.items() if entry == i or (entry.startswith("GPU-") and g.uuid.startswith(entry))
-        ]
+        is_uuid = entry.startswith("GPU-")
+        found = [gpu for index, gpu in all_gpus.items() if entry == index or (is_uuid and gpu.uuid.startswith(entry))]
         if len(found) != 1:
             break  # CUDA ignores all entries from the first invalid one on (CUDA C++ guide, CUDA_VISIBLE_DEVICES)
         visible += found
@@ -187,13 +176,10 @@ def check(world: World, expect: Expectation, *, cpus: int, gpus: Sequence[Gpu] |
 
 
 def check_distinct(uuids: Iterable[tuple[int, str]]) -> None:
-    """Check that every rank has a device of its own; ranks that share a GPU would measure half a GPU.
+    """Raise WrongHardwareError if two ranks share a GPU: they would measure half a GPU.
 
     Args:
         uuids: (node, UUID of the rank's device) in order of rank.
-
-    Raises:
-        WrongHardwareError: two ranks of a node share a GPU.
     """
     owner: dict[tuple[int, str], int] = {}
     for rank, device in enumerate(uuids):

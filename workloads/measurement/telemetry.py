@@ -112,8 +112,7 @@ class Sampler:
 
     def __init__(self, gpus: Sequence[str], phase: Callable[[], str], write: Callable[..., None]) -> None:
         self._gpus = list(gpus)
-        self._phase = phase
-        self._write = write
+        self._phase, self._write = phase, write
         self._problem = "" if gpus else "no GPUs"
         self._nvml: Any = None
         self._handles: list[Any] = []
@@ -144,16 +143,13 @@ class Sampler:
         """Return the usage so far."""
         if self._problem:
             return GpuUsage(problem=self._problem)
-        spent = [
-            None if before is None or now is None else now - before
-            for before, now in zip(self._energy_before_j, self._energies_j(), strict=True)
-        ]
-        utilization, power = list(self._utilization_pct), list(self._power_w)
+        energies = zip(self._energy_before_j, self._energies_j(), strict=True)
+        spent = [None if before is None or now is None else now - before for before, now in energies]
         return GpuUsage(
             gpus=len(self._gpus),
             samples=self._samples,
-            utilization_pct=sum(utilization) / len(utilization) if utilization else None,
-            power_w=sum(power) / len(power) if power else None,
+            utilization_pct=_mean([(1, value) for value in list(self._utilization_pct)]),
+            power_w=_mean([(1, value) for value in list(self._power_w)]),
             energy_j=_sum(spent),
             memory_used_bytes=self._memory_used_bytes,
         )
@@ -172,10 +168,9 @@ class Sampler:
         return ""
 
     def _sample(self) -> None:
-        while True:
+        self._take_sample()
+        while not self._stop.wait(SAMPLE_EVERY_S):
             self._take_sample()
-            if self._stop.wait(SAMPLE_EVERY_S):
-                return
 
     def _take_sample(self) -> None:
         phase = self._phase()

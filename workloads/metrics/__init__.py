@@ -66,11 +66,7 @@ class Metric:
 
 @cache
 def all_metrics() -> dict[str, Metric]:
-    """Return every metric by name, in alphabetical order.
-
-    Raises:
-        ValueError: a file's declaration has another name than the file.
-    """
+    """Return every metric by name, in alphabetical order. Raises ValueError where a file declares another name."""
     found = {}
     for file in sorted((f for folder in __path__ for f in Path(folder).glob("[a-z]*.py")), key=lambda f: f.name):
         metric: Metric = importlib.import_module(f"{__name__}.{file.stem}").DECLARATION

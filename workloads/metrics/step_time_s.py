@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from workloads.metrics import Measurements, Metric
-
-
-def measure(found: Measurements) -> float | None:
-    return found.maximum(found.tally.median_step_s) if found.tally.times_s else None
-
+from workloads.metrics import Metric
 
 DECLARATION = Metric(
-    name="step_time_s", type=float, meaning="median of the steady-state steps", measure=measure, after="evaluate_s"
+    name="step_time_s",
+    type=float,
+    meaning="median of the steady-state steps",
+    measure=lambda m: m.maximum(m.tally.median_step_s) if m.tally.times_s else None,
+    after="evaluate_s",
 )
