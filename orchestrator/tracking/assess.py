@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from orchestrator.tracking.recovery import (
 )
 from workloads.contract import ResourceShape, State
 from workloads.files.event_log import read_events
-from workloads.files.run_dir import AttemptDir, RunDir
+from workloads.files.run_dir import AttemptDir
 from workloads.lazy import lazy_imports
 
 with lazy_imports(__name__):
@@ -105,34 +106,28 @@ def _decide(
     # Keys of other versions are ignored.
     bounds = {} if cluster is None else {k: v for k, v in cluster.recovery.items() if k in Recovery.model_fields}
     limits = resource_limits(newest.shape, newest.time_limit_s or 0, cluster)
-    is_program_error = failure_of(newest.state, newest.reason) is FailureClass.PROGRAM_ERROR
-    retries = _read_retries(attempt.run) if is_program_error else 0
+    retries = 0
+    if failure_of(newest.state, newest.reason) is FailureClass.PROGRAM_ERROR:
+        with contextlib.suppress(OSError, ValueError):
+            retries = attempt.run.read_spec().execution.retries
     decision = decide(history, Recovery(**bounds), limits, retries=retries)
     why = attempt.directory.hold_reason() if decision.action.resubmits else None
     return decision if why is None else Decision(action=RecoveryAction.STOP, why=why or _CANCELLED)
 
 
-def _read_retries(run: RunDir) -> int:
-    try:
-        return run.read_spec().execution.retries
-    except (OSError, ValueError):
-        return 0
-
-
 def _past_attempt(record: AttemptRecord, runs: Path, *, is_newest: bool) -> PastAttempt:
     """Return what recovery needs of an attempt; reads its files only if the decision depends on them."""
     failure = record.recovery.failure if record.recovery else ""
-    past = PastAttempt(
-        state=record.state, reason=record.reason, resubmitted_for=FailureClass(failure) if failure else None
-    )
-    if not is_newest:
-        return past
+    timed_out = is_newest and record.state is State.TIMEOUT
+    lost_node = is_newest and record.state in {State.NODE_FAIL, State.WRONG_HARDWARE}
     directory = Attempt.of(runs, record).directory
-    if record.state is State.TIMEOUT:
-        return replace(past, has_checkpoint=bool(read_events(directory.events(), 0, "checkpoint")[0]))
-    if record.state in {State.NODE_FAIL, State.WRONG_HARDWARE}:
-        return replace(past, node=_node_at_fault(directory, record.shape.ranks))
-    return past
+    return PastAttempt(
+        state=record.state,
+        reason=record.reason,
+        resubmitted_for=FailureClass(failure) if failure else None,
+        has_checkpoint=timed_out and bool(read_events(directory.events(), 0, "checkpoint")[0]),
+        node=_node_at_fault(directory, record.shape.ranks) if lost_node else "",
+    )
 
 
 def _node_at_fault(directory: AttemptDir, ranks: int) -> str:

@@ -48,7 +48,6 @@ _ENDING_S = 10.0
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8,16}")
 """Temporary files of ``workloads.files.json_file.write_bytes`` and ``workloads.engines.checkpoint.save``."""
 
-
 _SYMLINK = "a symbolic link, whose target may belong to somebody else"
 
 
@@ -114,14 +113,7 @@ class CleanReport:
 
 
 def find(runs: Path, records: Mapping[str, RunRecord], needed: Collection[str], policy: CleanPolicy) -> CleanReport:
-    """Find what a policy allows to delete.
-
-    Args:
-        runs: the runs folder.
-        records: every run in the store.
-        needed: snapshots that live runs import.
-        policy: what to delete.
-    """
+    """Find what a policy allows to delete. ``needed``: snapshots that live runs import."""
     found = CleanReport(num_live=sum(record.state.live for record in records.values()))
     selected = []
     for run in run_dirs(runs):
@@ -130,7 +122,7 @@ def find(runs: Path, records: Mapping[str, RunRecord], needed: Collection[str], 
             continue
         if why := _why_kept(run):
             found.kept.append((run.path, why))
-        elif _age_s(run) >= policy.older_than_s:
+        elif time.time() - (_ended_at(run.attempts()[-1]) or time.time()) >= policy.older_than_s:
             selected.append(run)
     best = _best(selected) if policy.checkpoints is KeepCheckpoints.BEST else set()
     for run in selected:
@@ -176,17 +168,17 @@ def remove(store: Store, runs: Path, items: Collection[Item]) -> CleanReport:
                 except OSError as error:
                     done.kept.append((item.path, error.strerror or str(error)))
     shutil.rmtree(folder, onerror=lambda _call, path, error: done.kept.append((Path(path), str(error[1]))))
-    with contextlib.suppress(OSError):
-        (runs / TRASH).rmdir()
-    _remove_empty_arrays(runs, done.items)
+    log_folders = {item.path.parent for item in done.items if item.kind is ItemKind.LOG}
+    for empty in (runs / TRASH, *(path for path in log_folders if path.parent == jobs_folder(runs))):
+        with contextlib.suppress(OSError):
+            empty.rmdir()
     return done
 
 
 def needed_snapshots(store: Store, runs: Path) -> set[str]:
     """Return the snapshots of live attempts, and of those that an interrupted submit left to submit."""
-    found = set()
-    for record in submissions.live_attempts(store):
-        found.add(str(read_object_or_empty(RunDir.of(runs, record.run_id).spec).get("snapshot", "")))
+    specs = (RunDir.of(runs, record.run_id).spec for record in submissions.live_attempts(store))
+    found = {str(read_object_or_empty(spec).get("snapshot", "")) for spec in specs}
     found |= {str(record.about.get("snapshot", "")) for record in ArrayFolder(runs).read()}
     for outbox in (runs / "queue" / "outbox").glob("*.json"):
         with contextlib.suppress(OSError, ValueError):
@@ -222,10 +214,6 @@ def _ended_at(attempt: AttemptDir) -> float | None:
     return last_change((attempt.result, attempt.exit))
 
 
-def _age_s(run: RunDir) -> float:
-    return time.time() - (_ended_at(run.attempts()[-1]) or time.time())
-
-
 def _best(selected: Collection[RunDir]) -> set[str]:
     """Return the most accurate of the runs that differ only in seed and repeat, or the first one without accuracies."""
     groups: dict[str, list[tuple[float, str]]] = {}
@@ -255,22 +243,8 @@ def _logs(runs: Path, run: RunDir) -> Iterator[Path]:
     for attempt in run.attempts():
         for pattern in ("job/*.out", "job/*.err", "job/*.pkl", "job/*.sh", "hang.*.txt"):
             yield from sorted(attempt.path.glob(pattern))
-        job_id = _slurm_task_id(attempt)
-        if job_id and not jobs.is_symlink():
+        job_id = str(read_object_or_empty(attempt.submission).get("job_id"))
+        if re.fullmatch(r"\d+_\d+", job_id) and not jobs.is_symlink():
             array = jobs / job_id.partition("_")[0]
             yield from () if array.is_symlink() else sorted(array.glob(f"{job_id}_*"))
             yield from (path for path in [jobs / f"slurm-{job_id}.out"] if path.exists())
-
-
-def _slurm_task_id(attempt: AttemptDir) -> str:
-    """Return the id of the attempt's Slurm task; empty in local mode."""
-    job_id = str(read_object_or_empty(attempt.submission).get("job_id"))
-    return job_id if re.fullmatch(r"\d+_\d+", job_id) else ""
-
-
-def _remove_empty_arrays(runs: Path, items: Collection[Item]) -> None:
-    """Remove the folders of Slurm arrays that are empty now."""
-    for folder in {item.path.parent for item in items if item.kind is ItemKind.LOG}:
-        if folder.parent == jobs_folder(runs):
-            with contextlib.suppress(OSError):
-                folder.rmdir()

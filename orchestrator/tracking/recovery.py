@@ -128,13 +128,9 @@ def failure_of(state: State, reason: str) -> FailureClass | None:
 
 
 def decide(history: Sequence[PastAttempt], policy: Recovery, limits: ResourceLimits, *, retries: int = 0) -> Decision:
-    """Decide what to do about the newest attempt.
+    """Decide what to do about the newest attempt of a ``history``, which has at least one, oldest first.
 
-    Args:
-        history: all attempts of the run, oldest first; at least one.
-        policy: the site's.
-        limits: of the newest attempt and its target.
-        retries: ``retries`` of the run: how often to resubmit it after a program error.
+    ``retries`` is the run's own bound: how often to resubmit it after a program error.
     """
     last = history[-1]
     failure = failure_of(last.state, last.reason)
@@ -143,7 +139,8 @@ def decide(history: Sequence[PastAttempt], policy: Recovery, limits: ResourceLim
             why = "the resubmission was rejected; orchestrate submit submits the run as it is planned now"
             return Decision(action=RecoveryAction.STOP, why=why)
         return Decision(action=RecoveryAction.NONE)
-    bound = _bound(failure, policy, retries)
+    own = {FailureClass.PROGRAM_ERROR: retries, FailureClass.DEVICE_MEMORY: 0}
+    bound = own[failure] if failure in own else int(getattr(policy, failure.value))
     done = sum(past.resubmitted_for is failure for past in since_last_submit(history))
     why = _why_useless(failure, last, limits)
     if not why and done >= bound:
@@ -152,11 +149,6 @@ def decide(history: Sequence[PastAttempt], policy: Recovery, limits: ResourceLim
     if why:
         return Decision(action=RecoveryAction.STOP, failure=failure, number=done, bound=bound, why=why)
     return _resubmit(failure, last, policy, limits, number=done + 1, bound=bound)
-
-
-def _bound(failure: FailureClass, policy: Recovery, retries: int) -> int:
-    own = {FailureClass.PROGRAM_ERROR: retries, FailureClass.DEVICE_MEMORY: 0}
-    return own[failure] if failure in own else int(getattr(policy, failure.value))
 
 
 def since_last_submit(history: Sequence[PastAttempt]) -> Sequence[PastAttempt]:
@@ -192,13 +184,7 @@ _HINT_BY_REASON = NOT_STARTED | {
 
 
 def no_node_left(failure: FailureClass, excluded: Sequence[str], rejection: str) -> str:
-    """Explain why a run is not resubmitted whose last node would be excluded.
-
-    Args:
-        failure: of its newest attempt.
-        excluded: all nodes that the resubmission would exclude.
-        rejection: Slurm's message about that.
-    """
+    """Explain why a run is not resubmitted: excluding these nodes would leave none, as Slurm's ``rejection`` says."""
     return f"without {', '.join(excluded)} Slurm has no node for it ({rejection}); {_HINT[failure]}"
 
 

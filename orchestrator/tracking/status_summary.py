@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -82,15 +82,13 @@ class StatusSummary:
     def waiting_reasons(self) -> Sequence[ReasonGroup]:
         """Why runs wait, the most frequent reason first."""
         waiting = [run for run in self.runs if run.state in {State.PENDING, State.SUBMITTING}]
-        return _group(waiting, {run.run_id: run.message or run.reason or _NO_REASON for run in waiting})
+        return _group(waiting, lambda run: run.message or run.reason or _NO_REASON)
 
     @cached_property
     def failures(self) -> Sequence[ReasonGroup]:
         """Why runs ended without a result, the most frequent reason first."""
         failed = [run for run in self.runs if run.state.ended_badly]
-        return _group(
-            failed, {run.run_id: ": ".join(filter(None, (run.state, run.message or run.reason))) for run in failed}
-        )
+        return _group(failed, lambda run: ": ".join(filter(None, (run.state, run.message or run.reason))))
 
 
 def _rank(state: State) -> int:
@@ -99,9 +97,9 @@ def _rank(state: State) -> int:
     return len(_LIVE_ORDER) + (0 if state.ended_badly else 1)
 
 
-def _group(runs: Sequence[RunStatus], reasons: Mapping[str, str]) -> Sequence[ReasonGroup]:
-    counts = Counter(reasons[run.run_id] for run in runs)
-    labels = {reasons[run.run_id]: run.label for run in reversed(runs)}
+def _group(runs: Sequence[RunStatus], reason_of: Callable[[RunStatus], str]) -> Sequence[ReasonGroup]:
+    counts = Counter(map(reason_of, runs))
+    labels = {reason_of(run): run.label for run in reversed(runs)}
     return [ReasonGroup(reason, count, labels[reason]) for reason, count in counts.most_common()]
 
 
@@ -133,8 +131,5 @@ def describe_progress(run: RunStatus) -> str:
 def fraction_done(run: RunStatus) -> float | None:
     """Return the completed fraction, from 0 to 1; None if the run has not reported it."""
     progress = run.progress
-    if progress.steps and progress.step is not None and not progress.epochs:
-        return min(1.0, progress.step / progress.steps)
-    if progress.epochs and progress.epoch is not None:
-        return min(1.0, progress.epoch / progress.epochs)
-    return None
+    done, of = (progress.epoch, progress.epochs) if progress.epochs else (progress.step, progress.steps)
+    return min(1.0, done / of) if of and done is not None else None

@@ -86,13 +86,7 @@ def find_executor(target: str, runs: Path) -> Executor | None:
 def refresh(store: Store, runs: Path, *, fresh: bool = False) -> list[IngestProblem]:
     """Ingest new files, then update every live attempt with the status that its executor reports.
 
-    Args:
-        store: open for writing.
-        runs: the runs folder.
-        fresh: query Slurm even if it answered a moment ago.
-
-    Returns:
-        Files that could not be ingested.
+    ``fresh``: query Slurm even if it answered a moment ago. Returns the files that could not be ingested.
     """
     unread = _create_unknown_run_folders(store, runs)
     problems = ingest.collect(store, runs).problems
@@ -137,24 +131,17 @@ def _create_unknown_run_folders(store: Store, runs: Path) -> list[IngestProblem]
 def statuses(store: Store, runs: Path, assessments: Mapping[str, Assessment] | None = None) -> list[RunStatus]:
     """Return every run of the store, as the last :func:`refresh` left it, with the progress of running ones.
 
-    Args:
-        store: open.
-        runs: the runs folder.
-        assessments: by run id, if the caller has them already.
+    ``assessments``: by run id, if the caller has them already.
     """
-    records = sorted(queries.run_records(store).values(), key=lambda r: (r.experiment, r.label, r.run_id))
     known = assess_runs(store, runs) if assessments is None else assessments
-    recovery: dict[str, dict[str, Any]] = {
-        run_id: {"recovery": a.action, "recovery_message": a.message, "recoveries": a.recoveries}
-        for run_id, a in known.items()
-    }
     found = []
-    for record in records:
-        is_running = record.state is State.RUNNING
+    for record in sorted(queries.run_records(store).values(), key=lambda r: (r.experiment, r.label, r.run_id)):
         directory = RunDir.of(runs, record.run_id).attempt(record.attempt)
-        common: dict[str, Any] = {name: getattr(record, name) for name in _SHARED_FIELDS}
-        progress = read_progress(directory) if is_running else Progress()
-        found.append(RunStatus(**common, **recovery.get(record.run_id, {}), progress=progress))
+        values: dict[str, Any] = {name: getattr(record, name) for name in _SHARED_FIELDS}
+        if a := known.get(record.run_id):
+            values |= {"recovery": a.action, "recovery_message": a.message, "recoveries": a.recoveries}
+        progress = read_progress(directory) if record.state is State.RUNNING else Progress()
+        found.append(RunStatus(**values, progress=progress))
     return found
 
 

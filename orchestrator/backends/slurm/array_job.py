@@ -36,11 +36,8 @@ def parse_job_id(stdout: str) -> str | None:
 
     Accepts ``4242``, ``4242;cluster`` and ``Submitted batch job 4242``; the last such line counts.
     """
-    for line in reversed(stdout.splitlines()):
-        match = re.fullmatch(r"\s*(?:Submitted batch job )?(\d+)(?:;\S*)?(?: on cluster \S+)?\s*", line)
-        if match:
-            return match[1]
-    return None
+    answer = re.compile(r"\s*(?:Submitted batch job )?(\d+)(?:;\S*)?(?: on cluster \S+)?\s*")
+    return next((match[1] for line in reversed(stdout.splitlines()) if (match := answer.fullmatch(line))), None)
 
 
 def outcome_of(answer: Answer) -> tuple[SbatchOutcome, str | None]:
@@ -53,13 +50,12 @@ def outcome_of(answer: Answer) -> tuple[SbatchOutcome, str | None]:
     return SbatchOutcome.REJECTED, None
 
 
+@dataclass(eq=False)
 class SubmissionError(Exception):
     """``sbatch`` rejected the array or did not answer."""
 
-    def __init__(self, outcome: SbatchOutcome, answer: Answer) -> None:
-        super().__init__(answer.text)
-        self.outcome = outcome
-        self.answer = answer
+    outcome: SbatchOutcome
+    answer: Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +68,6 @@ class ArrayJob:
     """The array's own folder, where its call lies."""
     num_tasks: int
     num_ranks: int
-    """Of each task."""
     parallel: int
     """Tasks that run at once; 0 for all."""
     minutes: int

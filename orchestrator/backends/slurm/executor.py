@@ -61,6 +61,8 @@ ADOPTION_GRACE_S = 20.0
 default)."""
 ADOPTION_POLL_S = 2.0
 CANCELS_PER_CALL = 200
+_HAS_ENDED = re.compile(r"Invalid job id|already completing|already finished")
+"""Complaints of ``scancel`` about jobs that need no cancel."""
 _SUBMIT_LIMIT = re.compile(r"Max\w*Submit\w*Limit|GrpSubmit\w*Limit")
 _NO_CONTROLLER = re.compile(r"establish a configuration source|DNS SRV lookup failed")
 """Messages of clients without a configuration: they contacted no controller (slurm.conf(5), "configless")."""
@@ -82,8 +84,7 @@ class SlurmExecutor:
     """The next poll shows which cancelled jobs have ended."""
 
     def __init__(self, runs: Path, limits: ClusterLimits) -> None:
-        self._runs = runs
-        self._limits = limits
+        self._runs, self._limits = runs, limits
         self._folder = ClusterFolder(runs, limits.name)
         self._arrays = ArrayFolder(runs)
 
@@ -97,8 +98,7 @@ class SlurmExecutor:
         """Return how many attempts the site accepts now; None if it has no known limit or Slurm does not answer."""
         if not self._limits.max_submit:
             return None
-        answer = query.num_queued(self._folder)
-        if answer is None:
+        if (answer := query.num_queued(self._folder)) is None:
             return None
         queued, answered_at = answer
         arrays = self._arrays.read(self._limits.name)
@@ -196,7 +196,8 @@ class SlurmExecutor:
         self._write_exits(ended, places)
         for batch in commands.batches(ids, CANCELS_PER_CALL):
             answer = commands.run("scancel", *batch)
-            if not answer.ok and not _reports_only_ended(answer.text):
+            complaints = list(filter(str.strip, answer.text.splitlines()))
+            if not answer.ok and not (complaints and all(map(_HAS_ENDED.search, complaints))):
                 raise answer.error(hint="run orchestrate cancel again; nothing was changed here")
 
     def force_cancel(self, attempts: Sequence[Attempt]) -> list[ForcedCancel]:  # noqa: ARG002
@@ -367,12 +368,6 @@ def _rejected(chunk: Sequence[Request], answer: Answer) -> list[Receipt]:
     planned = UNREACHABLE if _NO_CONTROLLER.search(message) else SUBMIT_LIMIT if _SUBMIT_LIMIT.search(message) else ""
     state = State.PLANNED if planned else State.FAILED
     return [Receipt(request.token, state, reason=planned or "rejected", message=message) for request in chunk]
-
-
-def _reports_only_ended(text: str) -> bool:
-    """Whether ``scancel`` complains only about jobs that have ended."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return bool(lines) and all(re.search(r"Invalid job id|already completing|already finished", line) for line in lines)
 
 
 def require_sbatch(target: str) -> None:

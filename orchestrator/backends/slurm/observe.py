@@ -71,19 +71,11 @@ class SlurmObserver:
     """Observes attempts after Slurm was queried."""
 
     def __init__(self, runs: Path, limits: ClusterLimits, report: SlurmReport, submit_host: str | None) -> None:
-        self._runs = runs
-        self._limits = limits
+        self._runs, self._limits, self._report, self._submit_host = runs, limits, report, submit_host
         self._arrays = ArrayFolder(runs)
-        self._report = report
-        self._submit_host = submit_host
 
     def observe(self, attempt: Attempt, place: tuple[ArrayRecord, int] | None) -> SlurmObservation:
-        """Observe an attempt. Reads logs and limits only if its task has ended.
-
-        Args:
-            attempt: the attempt.
-            place: its array and its index there, if it is in one.
-        """
+        """Observe an attempt at its ``place``, array and index. Reads logs and limits only if its task has ended."""
         observation = SlurmObservation(
             recorded=attempt.recorded,
             phase=Phase.UNKNOWN,

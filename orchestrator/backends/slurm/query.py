@@ -225,8 +225,7 @@ def _squeue(names: Sequence[str]) -> tuple[dict[str, ArrayReport], int]:
 
 def _add(array: ArrayReport, index: int, task: TaskRecord) -> None:
     """Add a record. Of two for one index, from jobs with the same name or from two commands, a live one counts."""
-    known = array.tasks.get(index)
-    if known is None or known.phase is Phase.ENDED:
+    if index not in array.tasks or array.tasks[index].phase is Phase.ENDED:
         array.tasks[index] = task
 
 
@@ -329,10 +328,8 @@ def _scontrol(job_id: str) -> Rows:
 def _merge(report: SlurmReport, by_id: Mapping[str, ArrayRecord], rows: Rows) -> None:
     """Add the rows of our arrays; a job with another name had the same id before, or has it now."""
     for job_id, tasks in rows.items():
-        record = by_id.get(job_id)
-        if record is None:
-            continue
-        array = report.arrays.setdefault(record.name, ArrayReport([job_id]))
-        for index, (name, task) in tasks.items():
-            if name == record.name:
-                _add(array, index, task)
+        if record := by_id.get(job_id):
+            array = report.arrays.setdefault(record.name, ArrayReport([job_id]))
+            for index, (name, task) in tasks.items():
+                if name == record.name:
+                    _add(array, index, task)

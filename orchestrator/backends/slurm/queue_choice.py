@@ -44,8 +44,7 @@ def estimate(script: Path, *arguments: str) -> StartEstimate:
 
 def queue_options(pair: QueuePair) -> list[str]:
     """Return a pair of partition and QOS as options of ``sbatch``, which override the lines of the script."""
-    named = {"partition": pair.partition, "qos": pair.qos}
-    return [f"--{name}={value}" for name, value in named.items() if value]
+    return [f"--{name}={value}" for name, value in (("partition", pair.partition), ("qos", pair.qos)) if value]
 
 
 def earliest(
@@ -53,15 +52,8 @@ def earliest(
 ) -> tuple[QueuePair, StartEstimate] | None:
     """Return the pair in which an array would start first; of equal ones the first in the cluster file.
 
-    Args:
-        script: of the array.
-        pairs: those that accept a run of its shape.
-        options: further options of ``sbatch`` by name, without dashes.
-        count: of tasks.
-        time_limit_s: of each task; pairs with a lower limit are not tried.
-
-    Returns:
-        None if Slurm names no start for any pair; then the script decides.
+    ``options`` of ``sbatch`` are by name, without dashes; pairs with a limit below ``time_limit_s`` are not tried. None
+    if Slurm names no start for any pair; then the script decides.
     """
     if "partition" in options or "qos" in options:
         return None

@@ -42,15 +42,8 @@ def status_of(o: SlurmObservation) -> Status:
         return final
     if not o.submitted:
         return unsubmitted_status(o)
-    if o.phase is Phase.UNKNOWN:
-        return _unknown(o)
-    if o.phase is Phase.WAITING:
-        return _waiting(o)
-    if o.phase is Phase.ACTIVE:
-        return _active(o)
-    if o.phase is Phase.ENDED:
-        return _ended(o)
-    return _absent(o)
+    of_phase = {Phase.UNKNOWN: _unknown, Phase.WAITING: _waiting, Phase.ACTIVE: _active, Phase.ENDED: _ended}
+    return of_phase.get(o.phase, _absent)(o)
 
 
 def _unknown(o: SlurmObservation) -> Status:
