@@ -36,25 +36,22 @@ _IS_NEWEST = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord:
-    """An attempt as the store has it."""
+    """An attempt as the store has it; fields mean the same as in :class:`workloads.contract.Submission`."""
 
     run_id: str
     label: str
     attempt: int
     token: str | None
-    """Unique; the job carries it, so that an interrupted submission is found again."""
     target: str
     state: State
     reason: str = ""
     message: str = ""
     job_id: str | None = None
     submitted_at: str | None = None
-    """UTC, ISO 8601."""
     started_at: str | None = None
     time_limit_s: int | None = None
     shape: ResourceShape = field(default_factory=ResourceShape)
     recovery: RecoveryRecord | None = None
-    """None where a person submitted it."""
 
 
 @dataclass(frozen=True, slots=True)

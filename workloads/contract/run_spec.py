@@ -72,13 +72,8 @@ class RunSpec:
     expect: Expectation
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "spec_version": SPEC_VERSION,
-            **flat(self),
-            "train": self.train.to_json(),
-            "execution": flat(self.execution),
-            "expect": flat(self.expect),
-        }
+        parts = {"train": self.train.to_json(), "execution": flat(self.execution), "expect": flat(self.expect)}
+        return {"spec_version": SPEC_VERSION, **flat(self), **parts}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
