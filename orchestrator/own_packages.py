@@ -1,9 +1,9 @@
 """Import ``db``, ``templates`` and ``workloads`` from this installation, whatever else has these names.
 
 Other projects use these names too, and a folder in PYTHONPATH or the working directory comes before an installed
-package. Moving this installation to the front of ``sys.path`` would reorder everything in ``site-packages`` with it, so a
-finder answers for these three names alone. Processes that import ``orchestrator`` first (commands, the queue,
-supervisors) have it; jobs import ``workloads`` first, for which ``environment.snapshot`` keeps a copy on their path.
+package. Moving this installation to the front of ``sys.path`` would move everything in ``site-packages`` with it, so a
+finder answers for these three names alone. Commands, the queue and supervisors import ``orchestrator`` first and have
+it. Jobs import ``workloads`` first: where it is shadowed, ``environment.snapshot`` puts a copy on their path.
 """
 
 from __future__ import annotations
