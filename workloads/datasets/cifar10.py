@@ -47,7 +47,6 @@ MD5 = {
 }
 BATCH_FILES = tuple(PublishedFile(name, md5, "md5", min_bytes=PIXELS_PER_BATCH + 1) for name, md5 in MD5.items())
 """Five for training, then that for testing."""
-CLASS_NAMES = PublishedFile("batches.meta", "5ff9c542aee3614f3951f8cda6e48888", "md5", min_bytes=1)
 
 
 def _install(folder: Path, _damaged: Sequence[PublishedFile], progress: Progress) -> None:
@@ -64,7 +63,7 @@ def _install(folder: Path, _damaged: Sequence[PublishedFile], progress: Progress
 BATCHES = PublishedFolder(
     "CIFAR-10",
     FOLDER,
-    (*BATCH_FILES, CLASS_NAMES),
+    (*BATCH_FILES, PublishedFile("batches.meta", "5ff9c542aee3614f3951f8cda6e48888", "md5", min_bytes=1)),
     _install,
     fix="run `orchestrate data prepare cifar10` where there is a network, or unpack torchvision's archive there",
 )

@@ -39,16 +39,13 @@ class StopSignals:
         self.signal: str | None = None
         self.deferred = False
         """Whether the first signal waits for :meth:`raise_if_stopped`."""
-        self._record_only = False
+        self.record_only = False
+        """Whether no signal raises: the rank is ending and must be able to write why."""
 
     def install(self) -> None:
         """Replace the signal handlers of the launcher."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._receive)
-
-    def record_only(self) -> None:
-        """Raise nothing from now on: the rank is ending and must be able to write why."""
-        self._record_only = True
 
     def raise_if_stopped(self) -> None:
         """Raise Interrupted when a signal has arrived."""
@@ -58,7 +55,7 @@ class StopSignals:
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         is_repeated = self.signal is not None
         self.signal = signal.Signals(number).name
-        if not self._record_only and (is_repeated or not self.deferred):
+        if not self.record_only and (is_repeated or not self.deferred):
             raise Interrupted(self.signal)
 
 

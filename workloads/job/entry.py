@@ -97,12 +97,12 @@ def run(run_dir: str, attempt: int) -> None:
     try:
         _execute(rank)
     except Interrupted as received:
-        stop_signals.record_only()
+        stop_signals.record_only = True
         rank.events.write("interrupt", signal=str(received), epoch=rank.result.epochs_done)
         print_error(f"stopped by {received}; the last checkpoint is kept")
         _exit(ExitCode.INTERRUPTED)
     except BaseException as error:
-        stop_signals.record_only()
+        stop_signals.record_only = True
         _exit(_fail(rank, error))
     rank.result.state, rank.result.ended_at = State.SUCCEEDED, _time()
     if world.rank == 0 and not write_result(folder, rank.result):
@@ -129,10 +129,8 @@ def _execute(rank: Rank) -> None:
     check(rank.world, spec.expect, cpus=len(os.sched_getaffinity(0)), gpus=gpus)
     strategy = registry.find(registry.strategies(), spec.train.strategy)
     if strategy is None:
-        raise InputError(
-            f"{sys.executable} has no strategy named {spec.train.strategy!r}",
-            hint="install the package that provides it where jobs run",
-        )
+        what = f"{sys.executable} has no strategy named {spec.train.strategy!r}"
+        raise InputError(what, hint="install the package that provides it where jobs run")
     with Pulse(rank.attempt, rank.world.rank, spec.execution.hang_timeout_s) as pulse:
         engine = importlib.import_module(ENGINES[strategy.framework])
         pulse.beat()
@@ -209,9 +207,8 @@ def classify(error: BaseException) -> tuple[State, str, ExitCode]:
         return State.OUT_OF_MEMORY, "device_memory", ExitCode.OUT_OF_MEMORY
     if isinstance(error, MemoryError) or "can't allocate memory" in text:
         return State.OUT_OF_MEMORY, "host_memory", ExitCode.OUT_OF_MEMORY
-    if type(error).__name__ == "HorovodInternalError" or re.search(
-        r"gloo/transport|Connection (closed|reset) by peer|remote process exited|Broken pipe", text
-    ):
+    lost = r"gloo/transport|Connection (closed|reset) by peer|remote process exited|Broken pipe"
+    if type(error).__name__ == "HorovodInternalError" or re.search(lost, text):
         return State.FAILED, RANK_LOST, ExitCode.FAILED
     return State.FAILED, "program_error", ExitCode.FAILED
 

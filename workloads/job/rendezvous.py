@@ -94,12 +94,11 @@ def _slurm_node_address() -> str:
     if not node or scontrol is None:
         return ""
     try:
-        done = subprocess.run(
-            [scontrol, "show", "node", node], capture_output=True, text=True, timeout=_SCONTROL_TIMEOUT_S, check=True
-        )
+        command = [scontrol, "show", "node", node]
+        answer = subprocess.check_output(command, text=True, timeout=_SCONTROL_TIMEOUT_S, stderr=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):
         return ""
-    match = re.search(r"\bNodeAddr=(\S+)", done.stdout)
+    match = re.search(r"\bNodeAddr=(\S+)", answer)
     return match[1] if match else ""
 
 

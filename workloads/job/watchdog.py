@@ -12,7 +12,6 @@ import contextlib
 import faulthandler
 import threading
 import time
-from types import TracebackType
 from typing import IO
 
 from workloads.files.json_file import write_json
@@ -22,18 +21,12 @@ INTERVAL_S = 1.0
 
 
 class Pulse:
-    """Progress and watchdog of one rank; a context manager.
-
-    Args:
-        hang_timeout_s: seconds without a beat after which the watchdog ends the process; 0 disables it.
-    """
+    """Progress and watchdog of one rank; ``hang_timeout_s`` without a beat end the process, 0 disables that."""
 
     def __init__(self, attempt: AttemptDir, rank: int, hang_timeout_s: int) -> None:
         self.phase = "startup"
-        self.epoch = 0
-        self.epochs = 0
-        self.step = 0
-        self.steps = 0
+        self.epoch = self.epochs = 0
+        self.step = self.steps = 0
         self.samples = 0
         """Training samples since the start, over all ranks."""
         self.beats = 0
@@ -67,14 +60,13 @@ class Pulse:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._stop.set()
         self._thread.join()
         if self._stacks is not None:
             faulthandler.cancel_dump_traceback_later()
             self._stacks.close()
-            # People take a file of this name for a hang.
-            self._attempt.hang(self._rank).unlink(missing_ok=True)
+            self._attempt.hang(self._rank).unlink(missing_ok=True)  # people take a file of this name for a hang
         self._write(samples_per_s=None)
 
     def _arm(self, timeout_s: int) -> None:

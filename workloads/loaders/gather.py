@@ -23,11 +23,9 @@ class Gatherer(Protocol):
 
     def begin(self, epoch: int, positions: torch.Tensor, indices: torch.Tensor) -> None:
         """Set the order of an epoch and draw its augmentation."""
-        ...
 
     def take(self, rows: slice) -> torch.Tensor:
         """Return the augmented images (batch, channels, height, width) at these rows of the order."""
-        ...
 
 
 def make_gatherer(

@@ -71,12 +71,9 @@ class Loader(Protocol):
 
     def train(self, epoch: int) -> Iterator[Batch]:
         """Yield the batches of an epoch (0-based) in the order that (seed, epoch) decides."""
-        ...
 
     def test(self) -> Iterator[Batch]:
         """Yield the test samples in stored order, split over ranks into consecutive parts."""
-        ...
 
     def close(self) -> None:
         """End worker processes and free device memory."""
-        ...

@@ -139,13 +139,9 @@ def evaluation_parts(num_test: int, batch_size: int, shard: Shard) -> list[Part]
 
 
 class SamplePlan:
-    """Samples and batches of one rank; base class of the loaders.
+    """Samples and batches of one rank, as ``config`` says; base class of the loaders.
 
-    Args:
-        labels: (samples,) class of each training sample.
-        num_test: samples of the test split.
-        config: reads ``batch_size``, ``seed``, ``train_fraction`` and ``drop_last``.
-        shard: the rank's part of each batch.
+    ``labels`` are the classes of the training samples, ``num_test`` is the number of test samples.
     """
 
     def __init__(self, labels: NDArray[np.int64], num_test: int, config: TrainConfig, shard: Shard) -> None:

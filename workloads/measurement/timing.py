@@ -36,12 +36,7 @@ def warmup_steps(steps: int) -> int:
 
 
 class Clock:
-    """Marks in a device's stream, and the time between them.
-
-    Args:
-        device: the device whose work is marked.
-        others: devices of the same kind that this process also uses.
-    """
+    """Marks in a device's stream, and the time between them; ``others`` are further devices of this process."""
 
     def __init__(self, device: torch.device, *others: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -54,11 +49,6 @@ class Clock:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
-
-    def wait(self, mark: Mark) -> None:
-        """Wait until the device has reached a mark."""
-        if not isinstance(mark, float):
-            mark.synchronize()
 
     def settle(self) -> float:
         """Wait for all work of all devices; return the host's clock in seconds."""
@@ -157,10 +147,10 @@ class Recorder:
         if window is None:
             return
         assert window.summed is not None and window.copied is not None
-        self._clock.wait(window.copied)
-        self._deliver(
-            StepTimes(window.first_step, self._clock.between_s(window.marks), window.summed.tolist(), window.samples)
-        )
+        if not isinstance(window.copied, float):
+            window.copied.synchronize()
+        times_s = self._clock.between_s(window.marks)
+        self._deliver(StepTimes(window.first_step, times_s, window.summed.tolist(), window.samples))
 
 
 class Tally:

@@ -104,7 +104,5 @@ def _decode_all(listing: Listing, summary: Summary, size: int, path: Path, progr
             os.fsync(stream.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    finally:
+        Path(temporary).unlink(missing_ok=True)

@@ -114,8 +114,8 @@ def decode(path: Path, *, channels: int, size: int) -> Image.Image:
 
 def unreadable(path: Path, error: Exception) -> DatasetError:
     """Return the error for an image file that Pillow cannot read, or does not read because of its size."""
-    hint = "put a whole copy of the file in its place, or delete it and the data set's .orchestrate-cache"
     what = "cannot read this image"
+    hint = "put a whole copy of the file in its place, or delete it and the data set's .orchestrate-cache"
     # Pillow raises this above twice Image.MAX_IMAGE_PIXELS ("Decompression bomb" in its reference of Image.open).
     if isinstance(error, Image.DecompressionBombError):
         what, hint = "this image is larger than Pillow's limit", "make the image smaller; models see far fewer pixels"

@@ -17,6 +17,7 @@ with lazy_imports(__name__):
     import torchvision
     from timm.models import swin_transformer
     from torch import Tensor, nn
+    from torchvision.models import mobilenetv2
 
 
 def of_torchvision(model: nn.Module) -> list[nn.Module]:
@@ -27,7 +28,7 @@ def of_torchvision(model: nn.Module) -> list[nn.Module]:
         return [whole.conv1, whole.bn1, whole.relu, whole.maxpool, *stages, whole.avgpool, nn.Flatten(1), whole.fc]
     if isinstance(model, torchvision.models.VGG):
         return [*whole.features, whole.avgpool, nn.Flatten(1), *whole.classifier]
-    assert isinstance(model, torchvision.models.MobileNetV2), type(model)
+    assert isinstance(model, mobilenetv2.MobileNetV2), type(model)
     return [*whole.features, nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten(1), *whole.classifier]
 
 
