@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 
 class Level(StrEnum):
@@ -20,19 +21,12 @@ class Level(StrEnum):
 class Finding:
     """What was found about one subject, and how to fix it."""
 
-    subject: str
     level: Level
+    subject: str
     what: str
     fix: str = ""
 
 
-def ok(subject: str, what: str) -> Finding:
-    return Finding(subject, Level.OK, what)
-
-
-def note(subject: str, what: str, fix: str = "") -> Finding:
-    return Finding(subject, Level.NOTE, what, fix)
-
-
-def fail(subject: str, what: str, fix: str = "") -> Finding:
-    return Finding(subject, Level.FAIL, what, fix)
+ok = partial(Finding, Level.OK)
+note = partial(Finding, Level.NOTE)
+fail = partial(Finding, Level.FAIL)

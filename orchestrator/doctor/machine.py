@@ -68,18 +68,25 @@ def examine(workspace: Workspace, *, local: bool, cluster: Path | None, probe_s:
     yield _database(workspace.database)
     if chosen and profile is None:
         yield ok("target", "this machine (local mode)")
-        yield _machine()
+        devices = local_devices.local_machine()
+        names = ", ".join(dict.fromkeys(gpu.name for gpu in devices.gpus))
+        counts = f"{counted(len(devices.cores), 'CPU core')}, {counted(len(devices.gpus), 'GPU')}"
+        yield ok("machine", f"{counts} ({names})" if names else counts)
     packages = Packages.of(profile.python if profile else None)
     yield from _strategies(packages)
     if packages.versions is not None:
-        problem = interpreter.find_missing_bytecode(packages.python, _job_variables(profile))
-        if problem is not None:
+        env = dict(os.environ)
+        if profile is not None:  # jobs have the environment of the cluster file instead
+            env = {k: v for k, v in env.items() if not k.startswith("PYTHON")} | dict(profile.env)
+        if problem := interpreter.find_missing_bytecode(packages.python, env):
             yield note("start-up", *problem)
     spec, found = _experiment(workspace.experiment)
     yield found
     plan = None
     if spec is not None and chosen:
-        plan = _plan(workspace, spec, profile, packages)
+        # The plan of the whole experiment, as if nothing had run; nothing is written.
+        devices = local_devices.local_machine() if profile is None else None
+        plan = planner.make_plan(workspace, spec, profile, devices, {}, [], packages)
         yield from _data(workspace, plan)
     if profile is not None:
         yield ok("target", f"cluster {profile.name}")
@@ -165,20 +172,6 @@ def _database(database: str) -> Finding:
         return fail("database", error.what, error.hint)
 
 
-def _machine() -> Finding:
-    machine = local_devices.local_machine()
-    names = ", ".join(dict.fromkeys(gpu.name for gpu in machine.gpus))
-    counts = f"{counted(len(machine.cores), 'CPU core')}, {counted(len(machine.gpus), 'GPU')}"
-    return ok("machine", f"{counts} ({names})" if names else counts)
-
-
-def _job_variables(profile: ClusterProfile | None) -> dict[str, str]:
-    """Return the environment of a job: this one on this machine, that of the cluster file on a cluster."""
-    if profile is None:
-        return dict(os.environ)
-    return {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | dict(profile.env)
-
-
 def _strategies(packages: Packages) -> Iterator[Finding]:
     if packages.versions is None:
         yield note("packages", f"{packages.python} could not be queried: {packages.problem}")
@@ -199,14 +192,6 @@ def _experiment(path: Path) -> tuple[experiments.ExperimentSpec | None, Finding]
     except OrchestrateError as error:
         return None, fail("experiment", error.text())
     return spec, ok("experiment", f"{path}: {spec.name}")
-
-
-def _plan(
-    workspace: Workspace, spec: experiments.ExperimentSpec, profile: ClusterProfile | None, packages: Packages
-) -> Plan:
-    """Return the plan of the whole experiment, as if nothing had run; nothing is written."""
-    machine = local_devices.local_machine() if profile is None else None
-    return planner.make_plan(workspace, spec, profile, machine, {}, [], packages)
 
 
 def _data(workspace: Workspace, plan: Plan) -> Iterator[Finding]:

@@ -61,7 +61,8 @@ def examine(
     yield from _account(profile, site)
     yield from _limits(profile, site)
     yield from _queues(profile, site)
-    yield from _trials(_planned(plan) if plan is not None and plan.scripts else _samples(profile))
+    planned = [Trial(script.name, script.text, script.queues) for script in (plan.scripts if plan is not None else ())]
+    yield from _trials(planned or _samples(profile))
 
 
 def profile_findings(profile: ClusterProfile) -> Iterator[Finding]:
@@ -157,20 +158,15 @@ def _queue(queue: ClusterQueue, place: str, site: SiteFacts) -> Iterator[Finding
     allowed = not partition.allow_qos or queue.qos in partition.allow_qos
     if queue.qos and (not allowed or queue.qos in partition.deny_qos):
         open_to = ", ".join(partition.allow_qos) or f"any but {', '.join(partition.deny_qos)}"
-        yield fail(
-            "queue", f"partition {queue.partition} does not allow qos {queue.qos} ({place})", f"it allows: {open_to}"
-        )
-        return
-    yield ok("queue", str(queue))
+        what = f"partition {queue.partition} does not allow qos {queue.qos} ({place})"
+        yield fail("queue", what, f"it allows: {open_to}")
+    else:
+        yield ok("queue", str(queue))
 
 
 def _tables(profile: ClusterProfile) -> list[tuple[str, Nodes]]:
     tables: list[tuple[str, Nodes]] = [(f"gpu.{kind}", nodes) for kind, nodes in profile.gpu.items()]
     return [*tables, *([("cpu", profile.cpu)] if profile.cpu is not None else [])]
-
-
-def _planned(plan: Plan) -> list[Trial]:
-    return [Trial(script.name, script.text, script.queues) for script in plan.scripts]
 
 
 def _samples(profile: ClusterProfile) -> list[Trial]:

@@ -76,15 +76,9 @@ def _prepare(target: TargetPython, environment: Mapping[str, str], flavour: Flav
             where=str(Path(target.include) / "Python.h"),
             hint="install python3-dev (Debian) or python3-devel (Red Hat), or use an environment made by conda or uv",
         )
-    added = {
-        "MAKEFLAGS": environment.get("MAKEFLAGS") or f"-j{min(len(os.sched_getaffinity(0)), _MOST_JOBS)}",
-    }
+    added = {"MAKEFLAGS": environment.get("MAKEFLAGS") or f"-j{min(len(os.sched_getaffinity(0)), _MOST_JOBS)}"}
     if flavour is Flavour.NCCL:
         added |= _cuda(target, environment) | _nccl(target, scratch)
-    return BuildNeeds(added, _missing(target, environment))
-
-
-def _missing(target: TargetPython, environment: Mapping[str, str]) -> list[str]:
     wanted = ["setuptools", *_RUNTIME]
     # setuptools builds wheels without the package wheel since 70.1 (its changelog).
     if "setuptools" in target.packages and _numbers(target.packages["setuptools"]) < (70, 1):
@@ -93,7 +87,7 @@ def _missing(target: TargetPython, environment: Mapping[str, str]) -> list[str]:
     cmake = shutil.which("cmake", path=environment["PATH"])
     if cmake is None or _numbers(_output([cmake, "--version"], environment)) < _OLDEST_CMAKE:
         missing.append("cmake")
-    return missing
+    return BuildNeeds(added, missing)
 
 
 def _check_compiler(environment: Mapping[str, str]) -> None:
@@ -146,8 +140,7 @@ def _cuda(target: TargetPython, environment: Mapping[str, str]) -> dict[str, str
 
 def _nccl(target: TargetPython, scratch: Path) -> dict[str, str]:
     """Return variables for the NCCL of torch's own wheels; elsewhere CMake searches, or HOROVOD_NCCL_HOME names it."""
-    named = {k: v for k, v in os.environ.items() if k.startswith("HOROVOD_NCCL_")}
-    if named:
+    if named := {k: v for k, v in os.environ.items() if k.startswith("HOROVOD_NCCL_")}:
         return named
     for path in target.paths:
         folder = Path(path) / "nvidia" / "nccl"

@@ -40,6 +40,10 @@ BUILT_HERE = frozenset({"horovod"})
 """Distributions that ``orchestrate wheel`` builds."""
 
 
+def _output(argv: list[str], env: Mapping[str, str] | None = None) -> str:
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout
+
+
 @dataclass(frozen=True, slots=True)
 class Packages:
     """Distributions of one interpreter; ``versions`` is None if it could not be queried."""
@@ -54,15 +58,9 @@ class Packages:
         if python is None or python == sys.executable:
             return cls(python or sys.executable, installed_packages())
         try:
-            answer = subprocess.run(
-                # As a job: without PYTHON* variables of this shell (-E), with the user's site-packages.
-                [python, "-E", "-P", "-c", _QUERY],
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-                check=True,
-            )
-            return cls(python, {canonical_name(k): v for k, v in json.loads(answer.stdout).items()})
+            # As a job: without PYTHON* variables of this shell (-E), with the user's site-packages.
+            versions = json.loads(_output([python, "-E", "-P", "-c", _QUERY]))
+            return cls(python, {canonical_name(k): v for k, v in versions.items()})
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             return cls(python, None, f"{type(error).__name__}: {error}")
 
@@ -89,31 +87,17 @@ class Packages:
     @property
     def digest(self) -> str:
         """Digest of the packages that may change a measurement; empty if it could not be queried."""
-        if self.versions is None:
-            return ""
-        return packages_digest(self.versions)
+        return "" if self.versions is None else packages_digest(self.versions)
 
 
 def find_missing_bytecode(python: str, env: Mapping[str, str]) -> tuple[str, str] | None:
     """Return what is wrong and how to fix it if every rank compiles all modules of torch when it starts, else None.
 
-    Python caches compiled modules beside the sources (PEP 3147), unless that folder is read-only or
-    PYTHONDONTWRITEBYTECODE is set. None also without torch, and if the interpreter could not be queried.
-
-    Args:
-        python: the jobs' interpreter.
-        env: the jobs' environment.
+    Python caches compiled modules beside the sources (PEP 3147), unless that folder is read-only or ``env``, the jobs'
+    environment, has PYTHONDONTWRITEBYTECODE. None also without torch, and if the interpreter could not be queried.
     """
     try:
-        answer = subprocess.run(
-            [python, "-P", "-c", _QUERY_BYTECODE],
-            env=dict(env),
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=True,
-        )
-        facts = json.loads(answer.stdout)
+        facts = json.loads(_output([python, "-P", "-c", _QUERY_BYTECODE], env))
         sources, kept, writable, forbidden = (facts[key] for key in ("sources", "kept", "writable", "forbidden"))
     except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError):
         return None

@@ -27,7 +27,7 @@ from orchestrator.environment.interpreter import Packages
 from orchestrator.errors import InputError, OperationError
 from workloads import registry
 from workloads.contract import TrainConfig
-from workloads.files.json_file import write_bytes, write_json
+from workloads.files.json_file import read_json, write_bytes, write_json
 from workloads.files.run_dir import snapshots_folder
 from workloads.provenance import code_snapshot, software
 from workloads.provenance.code_snapshot import METADATA_SUFFIX, Manifest
@@ -92,12 +92,16 @@ def take(
     with _report_unreadable():
         frozen = _digests(entries, runs)
     code = _name(sorted(frozen.items())) if frozen else ""
+    digest = experiment.digest if experiment else ""
+    if experiment is None and before:
+        with contextlib.suppress(OSError, ValueError):
+            digest = Manifest.read(runs, before).experiment
     manifest = Manifest(
         code=code,
         frozen=frozen,
         installed={name: code_snapshot.installed_digest(name) for name in sorted(installed)},
         packages={python: software.measured_versions(versions) for python, versions in sorted(packages.items())},
-        experiment=experiment.digest if experiment else _experiment_of(runs, before),
+        experiment=digest,
     )
     if code:
         _keep_code(manifest, entries, runs)
@@ -120,7 +124,7 @@ def _code_digest(packages: tuple[str, ...], runs: Path) -> str:
     sources, installed = _closure(packages)
     with _report_unreadable():
         found = _digests(_entries(sources), runs) | {name: code_snapshot.installed_digest(name) for name in installed}
-    return hashlib.sha256(json.dumps([software.code_digest(), sorted(found.items())]).encode()).hexdigest()[:16]
+    return _name([software.code_digest(), sorted(found.items())])
 
 
 @contextlib.contextmanager
@@ -170,14 +174,11 @@ def find_unneeded(runs: Path, needed: Iterable[str]) -> list[Path]:
     for name in list(keep):
         with contextlib.suppress(OSError, ValueError):
             keep.add(f"code-{Manifest.read(runs, name).code}")
-    found = []
-    with contextlib.suppress(FileNotFoundError), os.scandir(snapshots_folder(runs)) as entries:
-        for entry in entries:
-            if entry.name in keep or entry.is_symlink() or not entry.is_dir():
-                continue
-            if is_old(Path(entry.path)):
-                found.append(Path(entry.path))
-    return sorted(found)
+    folder = snapshots_folder(runs)
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [
+        path for path in paths if path.name not in keep and not path.is_symlink() and path.is_dir() and is_old(path)
+    ]
 
 
 def is_old(path: Path) -> bool:
@@ -218,8 +219,7 @@ def _closure(names: Iterable[str]) -> tuple[dict[str, list[Path]], set[str]]:
         name = todo.pop()
         if name in sources or name in installed:
             continue
-        places = _source_places(name)
-        if places:
+        if places := _source_places(name):
             sources[name] = places
             # Ours imports nothing else from source trees (tests/unit/test_imports.py).
             todo += [] if name == OURS else sorted(_imported(places))
@@ -346,7 +346,11 @@ def _keep_code(manifest: Manifest, entries: Mapping[str, list[Path]], runs: Path
             if all(code_snapshot.digest(folder / name) == digest for name, digest in manifest.frozen.items()):
                 os.utime(folder)
                 return
-        _remove_damaged(folder)
+        # Moved away at once: a job that reads a damaged copy file by file must not mix it with the new one.
+        aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".damaged."))
+        with contextlib.suppress(OSError):
+            folder.rename(aside / folder.name)
+        shutil.rmtree(aside, ignore_errors=True)
     copy = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".code."))
     try:
         copy.chmod(0o755)
@@ -373,14 +377,6 @@ def _keep_code(manifest: Manifest, entries: Mapping[str, list[Path]], runs: Path
         shutil.rmtree(copy, ignore_errors=True)
 
 
-def _remove_damaged(folder: Path) -> None:
-    """Remove a damaged copy at once: a job that reads it file by file must not mix it with the new one."""
-    aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".damaged."))
-    with contextlib.suppress(OSError):
-        folder.rename(aside / folder.name)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
 def _keep_manifest(manifest: Manifest, runs: Path, experiment: Experiment | None, before: str) -> str:
     name = _name(manifest.to_json())
     place = code_snapshot.snapshot_folder(runs, name)
@@ -389,29 +385,17 @@ def _keep_manifest(manifest: Manifest, runs: Path, experiment: Experiment | None
         if experiment is not None:
             write_bytes(place / "experiment.toml", experiment.text)
         elif before and manifest.experiment:
+            earlier = code_snapshot.snapshot_folder(runs, before)
             with contextlib.suppress(OSError):
-                shutil.copyfile(
-                    code_snapshot.snapshot_folder(runs, before) / "experiment.toml", place / "experiment.toml"
-                )
+                shutil.copyfile(earlier / "experiment.toml", place / "experiment.toml")
         write_json(place / "manifest.json", manifest.to_json())
-    _keep_commit(place)
+    # The Git commit is recorded again as long as the recorded state had uncommitted changes.
+    dirty = True
+    with contextlib.suppress(OSError, ValueError):
+        dirty = read_json(place / "git.json")["dirty"]
+    if dirty and (commit := software.git()):
+        write_json(place / "git.json", commit, durable=False)
     return name
-
-
-def _keep_commit(place: Path) -> None:
-    """Record the Git commit; again as long as the recorded state had uncommitted changes."""
-    path = place / "git.json"
-    with contextlib.suppress(OSError, ValueError):
-        if not json.loads(path.read_text(encoding="utf-8"))["dirty"]:
-            return
-    if commit := software.git():
-        write_json(path, commit, durable=False)
-
-
-def _experiment_of(runs: Path, snapshot: str) -> str:
-    with contextlib.suppress(OSError, ValueError):
-        return Manifest.read(runs, snapshot).experiment if snapshot else ""
-    return ""
 
 
 def _name(content: object) -> str:

@@ -64,7 +64,7 @@ class Build:
         argv = ["wheel", "--verbose", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), "."]
         # Not while downloading: pip rejects a source archive whose version differs from the requested one.
         versioned = {**environment, recipe.version_variable: self.spec.local_version}
-        self._step(f"building {title}", [*self._pip(), *argv], versioned, cwd=sources)
+        self._step(f"building {title}", [*pip(str(self.python), target), *argv], versioned, cwd=sources)
         (wheel,) = wheels.glob("*.whl")
         with zipfile.ZipFile(wheel) as content:
             content.extractall(self.site)  # noqa: S202 (we made it)
@@ -80,9 +80,6 @@ class Build:
         path = [str(self.python.parent), self.spec.target.scripts, kept.get("PATH", os.defpath)]
         return {**kept, "PIP_USER": "0", "PATH": os.pathsep.join(path)}
 
-    def _pip(self) -> list[str]:
-        return pip(str(self.python), self.spec.target)
-
     def _make_environment(self, environment: Mapping[str, str], packages: Sequence[str]) -> None:
         """Create an environment that imports the target's packages, so that build requirements are not installed there.
 
@@ -96,7 +93,7 @@ class Build:
             self.report(f"downloading build requirements: {', '.join(packages)}")
             self._step(
                 "installing build requirements",
-                [*self._pip(), "install", *packages],
+                [*pip(str(self.python), self.spec.target), "install", *packages],
                 environment,
                 hint=f"without network, install {' '.join(packages)} into {self.spec.target.python} from files, "
                 "or name a folder of wheels in PIP_FIND_LINKS",
@@ -115,7 +112,7 @@ class Build:
         argv = ["download", "--no-deps", "--no-build-isolation", "--no-binary", ":all:", "--requirement", str(pinned)]
         self._step(
             "downloading the sources",
-            [*self._pip(), *argv, "--dest", str(self.scratch / "fetched")],
+            [*pip(str(self.python), self.spec.target), *argv, "--dest", str(self.scratch / "fetched")],
             environment,
             hint=f"on a machine with network: {download_command(recipe)}; then name the file with --sdist",
         )

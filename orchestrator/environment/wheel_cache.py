@@ -40,8 +40,7 @@ def cache_folder(named: Path | None) -> Path:
 
 def cached(spec: WheelSpec, cache: Path) -> Path | None:
     """Return the wheel if an undamaged one is in the cache."""
-    undamaged = [p for p in (cache / spec.key).glob("*.whl") if zipfile.is_zipfile(p)]
-    return undamaged[0] if undamaged else None
+    return next((p for p in (cache / spec.key).glob("*.whl") if zipfile.is_zipfile(p)), None)
 
 
 def get_wheel(spec: WheelSpec, cache: Path, *, sdist: Path | None, report: Report, wait_s: float = 1800) -> Wheel:
@@ -58,8 +57,7 @@ def get_wheel(spec: WheelSpec, cache: Path, *, sdist: Path | None, report: Repor
         InputError: ``sdist`` is not the file that the recipe is for.
         OperationError: a tool or package is missing, the build failed, or another process did not finish it in time.
     """
-    found = cached(spec, cache)
-    if found:
+    if found := cached(spec, cache):
         return Wheel(found, built=False)
     if sdist is not None:
         check_sdist(spec.recipe, sdist)
@@ -67,8 +65,7 @@ def get_wheel(spec: WheelSpec, cache: Path, *, sdist: Path | None, report: Repor
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(cache / f"{spec.key}.lock", wait_s, report):
-            found = cached(spec, cache)  # another process may have built it meanwhile
-            if found:
+            if found := cached(spec, cache):  # another process may have built it meanwhile
                 return Wheel(found, built=False)
             with tempfile.TemporaryDirectory(prefix="orchestrate-wheel-", ignore_cleanup_errors=True) as scratch:
                 built = Build(spec, Path(scratch), folder / "build.log", report).run(sdist, cache / "sources")
@@ -92,9 +89,8 @@ def install(wheel: Path, target: TargetPython) -> None:
     argv = [*pip(target.python, target), "install", str(wheel)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise CommandError(
-            argv, done.returncode, done.stdout, done.stderr, hint="the wheel is kept; install it by hand"
-        )
+        hint = "the wheel is kept; install it by hand"
+        raise CommandError(argv, done.returncode, done.stdout, done.stderr, hint=hint)
 
 
 @contextlib.contextmanager

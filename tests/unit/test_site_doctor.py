@@ -240,8 +240,8 @@ def test_a_data_set_that_nodes_do_not_see() -> None:
     problem = {"where": "/data/mnist", "what": "is not there", "fix": "orchestrate data prepare mnist"}
     (found,) = probing._data("mnist", {"dataset": "mnist", "problems": [problem]})
     assert found == Finding(
-        "data",
         Level.FAIL,
+        "data",
         "mnist, seen from a node: /data/mnist: is not there",
         "orchestrate data prepare mnist; it must be on a disk that compute nodes see",
     )
