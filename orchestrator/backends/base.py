@@ -44,12 +44,8 @@ class Attempt:
         return cls(record.token or "", directory, record.state)
 
     @property
-    def run(self) -> RunDir:
-        return RunDir(self.directory.path.parent.parent)
-
-    @property
     def run_id(self) -> str:
-        return self.run.run_id
+        return self.directory.path.parent.parent.name
 
     @property
     def number(self) -> int:
@@ -178,10 +174,7 @@ class Executor(Protocol):
         """Return how many attempts can be submitted now; None without a limit."""
 
     def submit(self, requests: Sequence[Request], *, wait: bool = True) -> list[Receipt]:
-        """Submit attempts in order; submitting one again is harmless.
-
-        ``wait``: wait for the outcome of an earlier submission that Slurm did not answer.
-        """
+        """Submit attempts in order; again is harmless. ``wait`` for the outcome of earlier ones without an answer."""
 
     def status(self, attempts: Sequence[Attempt], *, fresh: bool = False) -> list[Status]:
         """Return the status of each attempt. ``fresh``: query Slurm even if it answered a moment ago."""

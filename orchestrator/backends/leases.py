@@ -40,15 +40,14 @@ class Lease:
 
 def acquire(name: str) -> Lease | None:
     """Acquire a name; None if it is held."""
-    holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        holder.bind(_address(name))
-    except OSError as error:
-        holder.close()
-        if error.errno == errno.EADDRINUSE:
-            return None
-        raise
-    return Lease(name, holder.detach())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as holder:
+        try:
+            holder.bind(_address(name))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return None
+            raise
+        return Lease(name, holder.detach())
 
 
 def acquire_up_to(names: Iterable[str], count: int) -> list[Lease]:
@@ -77,12 +76,10 @@ def core_name(number: int) -> str:
 
 
 def queue_name(runs: Path) -> str:
-    """Name the one queue of a runs folder on this machine."""
     return f"queue/{os.path.realpath(runs)}"
 
 
 def submit_name(runs: Path) -> str:
-    """Name the one submit at work in a runs folder on this machine."""
     return f"submit/{os.path.realpath(runs)}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from orchestrator.tracking.recovery import (
 )
 from workloads.contract import ResourceShape, State
 from workloads.files.event_log import read_events
-from workloads.files.run_dir import AttemptDir
+from workloads.files.run_dir import AttemptDir, RunDir
 from workloads.lazy import lazy_imports
 
 with lazy_imports(__name__):
@@ -62,13 +63,10 @@ class Assessment:
 
 def assess_runs(store: Store, runs: Path) -> dict[str, Assessment]:
     """Assess, by run id, every run that ended without a result or that recovery submitted."""
-    clusters: dict[str, ClusterLimits | None] = {LOCAL: None}
+    limits_of = cache(lambda target: None if target == LOCAL else ClusterFolder(runs, target).limits())
     found = {}
     for run_id, records in submissions.attempt_histories(store).items():
-        newest = records[-1]
-        if newest.target not in clusters:
-            clusters[newest.target] = ClusterFolder(runs, newest.target).limits()
-        cluster = clusters[newest.target]
+        newest, cluster = records[-1], limits_of(records[-1].target)
         history = [_past_attempt(record, runs, is_newest=record is newest) for record in records]
         recoveries = sum(past.resubmitted_for is not None for past in since_last_submit(history))
         known = newest.state.ended_badly and (cluster is not None or newest.target == LOCAL)
@@ -102,16 +100,15 @@ def resource_limits(shape: ResourceShape, time_limit_s: int, cluster: ClusterLim
 def _decide(
     history: Sequence[PastAttempt], newest: AttemptRecord, cluster: ClusterLimits | None, runs: Path
 ) -> Decision:
-    attempt = Attempt.of(runs, newest)
     # Keys of other versions are ignored.
     bounds = {} if cluster is None else {k: v for k, v in cluster.recovery.items() if k in Recovery.model_fields}
     limits = resource_limits(newest.shape, newest.time_limit_s or 0, cluster)
     retries = 0
     if failure_of(newest.state, newest.reason) is FailureClass.PROGRAM_ERROR:
         with contextlib.suppress(OSError, ValueError):
-            retries = attempt.run.read_spec().execution.retries
+            retries = RunDir.of(runs, newest.run_id).read_spec().execution.retries
     decision = decide(history, Recovery(**bounds), limits, retries=retries)
-    why = attempt.directory.hold_reason() if decision.action.resubmits else None
+    why = Attempt.of(runs, newest).directory.hold_reason() if decision.action.resubmits else None
     return decision if why is None else Decision(action=RecoveryAction.STOP, why=why or _CANCELLED)
 
 

@@ -142,10 +142,7 @@ def find(runs: Path, records: Mapping[str, RunRecord], needed: Collection[str], 
 
 
 def remove(store: Store, runs: Path, items: Collection[Item]) -> CleanReport:
-    """Delete items; return what was deleted, and what stayed and why.
-
-    A run that was submitted again since :func:`find` keeps everything.
-    """
+    """Delete items, except of runs submitted again since :func:`find`; return what was deleted, what stayed and why."""
     done = CleanReport()
     folder = runs / TRASH / uuid.uuid4().hex
     folder.mkdir(parents=True)

@@ -37,7 +37,6 @@ class RecoveryAction(StrEnum):
     """What recovery does about a failure. Each new attempt continues from the last checkpoint."""
 
     NONE = "none"
-    """There is nothing to recover from."""
     RAISE_TIME = "raise_time"
     RAISE_MEMORY = "raise_memory"
     EXCLUDE_NODE = "exclude_node"
@@ -87,7 +86,6 @@ class ResourceLimits:
     has_nodes: bool = True
     """Whether there are other nodes."""
     excluded: tuple[str, ...] = ()
-    """Nodes that are excluded already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,10 +129,7 @@ def _create_unknown_run_folders(store: Store, runs: Path) -> list[IngestProblem]
 
 
 def statuses(store: Store, runs: Path, assessments: Mapping[str, Assessment] | None = None) -> list[RunStatus]:
-    """Return every run of the store, as the last :func:`refresh` left it, with the progress of running ones.
-
-    ``assessments``: by run id, if the caller has them already.
-    """
+    """Return every run of the store, as the last :func:`refresh` left it, with the progress of running ones."""
     known = assess_runs(store, runs) if assessments is None else assessments
     found = []
     for record in sorted(queries.run_records(store).values(), key=lambda r: (r.experiment, r.label, r.run_id)):

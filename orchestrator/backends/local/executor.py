@@ -86,11 +86,7 @@ class LocalExecutor:
         """Do nothing: a local attempt starts at most once."""
 
     def ensure_running(self) -> None:
-        """Start the queue process if there is work and none runs.
-
-        Raises:
-            CommandError: it does not start.
-        """
+        """Start the queue process if there is work and none runs. Raise CommandError if it does not start."""
         has_work = self._folder.tokens(self._folder.pending) or self._folder.tokens(self._folder.running)
         if not has_work or self.queue_alive:
             return

@@ -13,14 +13,16 @@ import shutil
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from orchestrator.backends.processes import Answer, run_command
+from orchestrator.backends.processes import run_command
 
 NVIDIA_SMI_TIMEOUT_S = 30.0
 """A GPU that fell off the bus (Xid 79) can block nvidia-smi forever."""
 
 _FIELDS = "index,uuid,name,memory.total"
+_FORMAT = "--format=csv,noheader,nounits"
 _MIG_LINE = re.compile(r"\s+MIG (?P<profile>\S+)\s+Device\s+\d+: \(UUID: (?P<uuid>[^)]+)\)")
 _GPU_LINE = re.compile(r"GPU \d+: .*\(UUID: (?P<uuid>[^)]+)\)")
 
@@ -86,14 +88,15 @@ def _all_gpus(environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:
     command = shutil.which("nvidia-smi", path=environ.get("PATH"))
     if command is None:
         return (), ""
-    answer = _query(command, f"--query-gpu={_FIELDS},mig.mode.current")
+    smi = partial(run_command, command, timeout_s=NVIDIA_SMI_TIMEOUT_S)
+    answer = smi(f"--query-gpu={_FIELDS},mig.mode.current", _FORMAT)
     if not answer.ok:
         # Drivers from before MIG (R450) reject the whole query because of the one field they do not know.
-        answer = _query(command, f"--query-gpu={_FIELDS}")
+        answer = smi(f"--query-gpu={_FIELDS}", _FORMAT)
     if not answer.ok:
         return (), f"nvidia-smi: {answer.text or f'exit code {answer.exit_code}'}"
     has_mig = "Enabled" in answer.stdout
-    listing = run_command(command, "-L", timeout_s=NVIDIA_SMI_TIMEOUT_S).stdout if has_mig else ""
+    listing = smi("-L").stdout if has_mig else ""
     gpus: list[Gpu] = []
     for line in answer.stdout.splitlines():
         values = [value.strip() for value in line.split(",")]
@@ -106,7 +109,6 @@ def _all_gpus(environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:
 
 
 def _mig_instances(listing: str, gpu: Gpu) -> list[Gpu]:
-    """Return the MIG instances of a GPU."""
     instances: list[Gpu] = []
     listed = ""
     for line in listing.splitlines():
@@ -118,10 +120,6 @@ def _mig_instances(listing: str, gpu: Gpu) -> list[Gpu]:
             memory_bytes = int(size[1]) * 10**9 if size else 0
             instances.append(Gpu(gpu.index, instance["uuid"], f"{gpu.name} MIG {instance['profile']}", memory_bytes))
     return instances
-
-
-def _query(command: str, fields: str) -> Answer:
-    return run_command(command, fields, "--format=csv,noheader,nounits", timeout_s=NVIDIA_SMI_TIMEOUT_S)
 
 
 def cpu_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:

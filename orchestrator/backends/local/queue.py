@@ -33,6 +33,7 @@ from orchestrator.backends.local.records import (
     supervisor_host,
 )
 from orchestrator.backends.local.status import lost_status
+from orchestrator.units import counted
 from workloads.contract import State
 from workloads.files.json_file import write_json
 
@@ -58,22 +59,14 @@ class _Need:
     names: tuple[str, ...]
     count: int
 
-    @property
-    def text(self) -> str:
-        return f"{self.count} {self.noun}" if self.count == 1 else f"{self.count} {self.noun}s"
-
-
-def _why_impossible(needs: Sequence[_Need]) -> str:
-    """Return why this machine can never meet the needs; empty if it can."""
-    lacking = (f"needs {n.text}, and may use {len(n.names)} of this machine" for n in needs if len(n.names) < n.count)
-    return next(lacking, "")
+    def __str__(self) -> str:
+        return counted(self.count, self.noun)
 
 
 def _why_blocked(needs: Sequence[_Need]) -> str:
-    """Return which devices are not free."""
     free = [sum(not leases.is_held(name) for name in need.names) for need in needs]
     blocked = [(n, f) for n, f in zip(needs, free, strict=True) if f < n.count] or [(needs[-1], free[-1])]
-    return "waits for " + " and ".join(f"{need.text} ({free} of {len(need.names)} free)" for need, free in blocked)
+    return "waits for " + " and ".join(f"{need} ({free} of {len(need.names)} free)" for need, free in blocked)
 
 
 class _DeviceLeases:
@@ -99,8 +92,6 @@ class _DeviceLeases:
 
 @dataclass(slots=True)
 class _Reservation:
-    """Devices reserved for one blocked entry."""
-
     token: str
     permit: leases.Lease
     devices: _DeviceLeases = field(default_factory=_DeviceLeases)
@@ -244,11 +235,13 @@ class LocalQueue:
         reserved = self._reservation.token if self._reservation is not None else ""
         for entry in sorted(pending, key=lambda entry: entry.token != reserved):
             needs = self._needs(entry)
-            if why := _why_impossible(needs) or blocked.get(needs, ""):
-                waiting[entry.token] = why
+            if lacking := next((need for need in needs if len(need.names) < need.count), None):
+                waiting[entry.token] = f"needs {lacking}, and may use {len(lacking.names)} of this machine"
                 continue
-            devices = self._acquire_devices(entry, needs)
-            if devices is not None:
+            if needs in blocked:
+                waiting[entry.token] = blocked[needs]
+                continue
+            if devices := self._acquire_devices(entry, needs):
                 self._start(entry, devices)
                 continue
             blocked[needs] = _why_blocked(needs)

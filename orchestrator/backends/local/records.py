@@ -191,10 +191,7 @@ def check_runs_folder(runs: Path, directory: AttemptDir | None = None) -> None:
     """Check that nobody else can plant code in a runs folder: jobs load pickles from it.
 
     Checks the folders that all runs share, and those of ``directory``, the attempt whose pickle is about to be loaded.
-
-    Raises:
-        InputError: others can write to a folder, or own it.
-        OperationError: we cannot write to the runs folder.
+    Raise InputError if others can write to one or own it, OperationError if we cannot write to the runs folder.
     """
     _check_owner_and_mode(runs, runs)
     if runs.exists() and not os.access(runs, os.W_OK | os.X_OK):

@@ -75,11 +75,6 @@ class _PickleExecutor(LocalExecutor):
         tasks = list(range(self._num_tasks()))
         return LocalJob(folder=self.folder, job_id=str(os.getpid()), tasks=tasks)
 
-    @property
-    def command(self) -> list[str]:
-        """The command of each rank."""
-        return shlex.split(self._submitit_command_str)
-
 
 def main() -> None:
     """Run one attempt to its end and write ``exit.json``."""
@@ -158,7 +153,7 @@ class _Supervisor:
         lost = {"token": self._arguments.token, "target": "local", "attempt": self._entry.attempt}
         submission = read_object_or_empty(self._directory.submission) or lost
         write_json(self._directory.submission, {**submission, "job_id": self._job_id})
-        return executor.command
+        return shlex.split(executor._submitit_command_str)
 
     def _start(self, command: Sequence[str]) -> None:
         parent = os.getpid()
@@ -318,10 +313,7 @@ def _set_up_rank(parent: int, cores: Sequence[int]) -> None:
 
 
 def _write_exit(status: Status, directory: AttemptDir, *, on_failure: Callable[[], None]) -> bool:
-    """Write ``exit.json``, waiting for space on a full disk; False after :data:`WRITE_RETRY_S` without any.
-
-    Each failure calls ``on_failure``.
-    """
+    """Write ``exit.json``; on a full disk call ``on_failure`` and retry, False after :data:`WRITE_RETRY_S`."""
     ended_at = datetime.now(UTC).isoformat(timespec="seconds")
     deadline = time.monotonic() + WRITE_RETRY_S
     while True:

@@ -17,6 +17,7 @@ from submitit.slurm.slurm import SlurmJob
 from orchestrator.backends.processes import Answer
 from orchestrator.backends.slurm import commands
 
+SCRIPT = "script.sh"
 _CONNECTION_LOST = re.compile(
     r"timed out|time.?out|send/recv|Unable to contact|[Cc]onnect(ion)? (failure|refused|reset)|Communication|"
     r"Zero Bytes|Transport endpoint|not responding|Resource temporarily unavailable|Interrupted system call"
@@ -42,12 +43,10 @@ def parse_job_id(stdout: str) -> str | None:
 
 def outcome_of(answer: Answer) -> tuple[SbatchOutcome, str | None]:
     """Return the outcome of an ``sbatch``, and the job id if it was accepted."""
-    if answer.ok:
-        job_id = parse_job_id(answer.stdout)
-        return (SbatchOutcome.ACCEPTED, job_id) if job_id else (SbatchOutcome.NO_ANSWER, None)
-    if answer.exit_code is None or answer.exit_code < 0 or _CONNECTION_LOST.search(answer.text):
-        return SbatchOutcome.NO_ANSWER, None
-    return SbatchOutcome.REJECTED, None
+    if answer.ok and (job_id := parse_job_id(answer.stdout)):
+        return SbatchOutcome.ACCEPTED, job_id
+    is_lost = answer.ok or answer.exit_code is None or answer.exit_code < 0 or _CONNECTION_LOST.search(answer.text)
+    return SbatchOutcome.NO_ANSWER if is_lost else SbatchOutcome.REJECTED, None
 
 
 @dataclass(eq=False)
@@ -101,7 +100,7 @@ class ArrayExecutor(SubmititExecutor):
         (delayed,) = delayed_submissions
         delayed.set_timeout(array.minutes, self.max_num_timeout)
         delayed.dump(array.folder / "call.pkl")
-        script = _script_file(array.folder)
+        script = array.folder / SCRIPT
         script.write_text(array.script, encoding="utf-8", newline="\n")
         indices = f"--array=0-{array.num_tasks - 1}" + (f"%{array.parallel}" if array.parallel else "")
         argv = ("sbatch", "--parsable", f"--job-name={array.name}", indices, *array.options, str(script))
@@ -113,17 +112,9 @@ class ArrayExecutor(SubmititExecutor):
         return [rename_script(self.folder.parent, array.folder, job_id, num_ranks=array.num_ranks)]
 
 
-def _script_file(folder: Path) -> Path:
-    return folder / "script.sh"
-
-
 def rename_script(jobs: Path, folder: Path, job_id: str, *, num_ranks: int = 1) -> Job[Any]:
-    """Rename the script to the name that submitit expects, which has the job id; harmless if repeated.
-
-    Returns:
-        submitit's view of the array's first task.
-    """
+    """Rename the script as submitit expects, by job id; harmless if repeated. Return submitit's first task."""
     job: Job[Any] = SlurmJob(folder=jobs / "%A", job_id=f"{job_id}_0", tasks=list(range(num_ranks)))
-    if _script_file(folder).exists() and not job.paths.submission_file.exists():
-        job.paths.move_temporary_file(_script_file(folder), "submission_file")
+    if (folder / SCRIPT).exists() and not job.paths.submission_file.exists():
+        job.paths.move_temporary_file(folder / SCRIPT, "submission_file")
     return job

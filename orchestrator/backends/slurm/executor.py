@@ -109,10 +109,7 @@ class SlurmExecutor:
         """Do nothing: Slurm's daemons run."""
 
     def submit(self, requests: Sequence[Request], *, wait: bool = True) -> list[Receipt]:
-        """Submit attempts as arrays, one per resource shape and chunk. First settle what was submitted before.
-
-        ``wait``: wait for an array that Slurm may or may not have accepted.
-        """
+        """Submit attempts as arrays, one per resource shape and chunk. First settle what was submitted before."""
         if shutil.which("sbatch") is None:
             return [Receipt(r.token, State.SUBMITTING, reason="interrupted", message=_NO_SBATCH) for r in requests]
         if ignored := commands.option_variables():
@@ -176,11 +173,7 @@ class SlurmExecutor:
         return found
 
     def cancel(self, attempts: Sequence[Attempt]) -> None:
-        """Cancel attempts, many with one ``scancel``, by their ids only.
-
-        Raises:
-            CommandError: ``scancel`` failed; the jobs may run on.
-        """
+        """Cancel attempts, many with one ``scancel``, by their ids only. Raise CommandError if jobs may run on."""
         places = self._open_places()
         ids, ended = [], []
         for attempt in attempts:

@@ -52,7 +52,6 @@ class SlurmObservation(Observation):
     requeue: bool = False
     """Whether the site requeues jobs."""
     failure: RankFailure | None = None
-    """The first error that a rank recorded."""
     hung: Sequence[int] = ()
     interrupted_by: str = ""
     """The signal that the run recorded as the cause of its end."""

@@ -8,18 +8,20 @@ on disk for commands that follow within ``poll_seconds``. The pause grows after 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from orchestrator.backends.slurm import commands
-from orchestrator.backends.slurm.records import ArrayRecord, ClusterFolder, ClusterLimits
+from orchestrator.backends.slurm.records import JOB_NAME_PREFIX, ArrayRecord, ClusterFolder, ClusterLimits
 from orchestrator.backends.slurm.states import (
     Phase,
     base_state,
@@ -28,7 +30,9 @@ from orchestrator.backends.slurm.states import (
     parse_indices,
     phase_of,
 )
-from workloads.files.json_file import write_bytes
+from workloads.files.array_record import record_file
+from workloads.files.json_file import read_json, write_bytes
+from workloads.files.run_dir import jobs_folder
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +65,8 @@ class TaskRecord:
 
 Rows = dict[str, dict[int, tuple[str, TaskRecord]]]
 """Job id of an array -> index -> (job name, record)."""
+_Wanted = dict[str, tuple[ArrayRecord, list[int]]]
+"""Job id of an array -> its record and the tasks that have ended or are not listed."""
 
 
 @dataclass(slots=True)
@@ -79,7 +85,6 @@ class SlurmReport:
     asked_at: float = 0.0
     """When Slurm was last queried, seconds since the epoch."""
     answered_at: float = 0.0
-    """When it last answered."""
     failures: int = 0
     problem: str = ""
     no_accounting: bool = False
@@ -166,6 +171,23 @@ def num_queued(folder: ClusterFolder) -> tuple[int, float] | None:
     return (len(answer.stdout.split()), asked_at) if answer.ok else None
 
 
+def queued_elsewhere(runs: Path, run_ids: Collection[str]) -> dict[Path, list[str]]:
+    """Return which of these runs wait or run from other runs folders, by folder; empty if Slurm does not answer."""
+    # squeue(1), %o: the command of a job is the submitted script, which lies in its array's folder.
+    answer = commands.run("squeue", "--noheader", f"--user={os.getuid()}", "--format=%j|%o")
+    found: dict[Path, list[str]] = {}
+    for line in dict.fromkeys(answer.stdout.splitlines()):
+        name, _, script = line.partition("|")
+        array = Path(script).parent
+        if not name.startswith(JOB_NAME_PREFIX) or array.name != name or array.parent == jobs_folder(runs):
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            record = ArrayRecord.from_json(read_json(record_file(array)))
+            if both := [task.run_id for task in record.tasks if task.run_id in run_ids]:
+                found.setdefault(array.parents[1], []).extend(both)
+    return found
+
+
 class _NoAnswerError(Exception):
     """A query has no answer; nothing may be concluded from what is missing."""
 
@@ -175,7 +197,6 @@ class _NoAnswerError(Exception):
 
 
 def _query(*argv: str) -> str:
-    """Run a client command; return its standard output."""
     answer = commands.run(*argv)
     if not answer.ok:
         text = answer.text or f"exit code {answer.exit_code}"
@@ -231,34 +252,31 @@ def _add(array: ArrayReport, index: int, task: TaskRecord) -> None:
 
 def _query_ended(report: SlurmReport, limits: ClusterLimits, records: Sequence[ArrayRecord]) -> None:
     """Add how tasks ended, from accounting or else from the controller."""
-    wanted: dict[str, list[int]] = {}
-    by_id = {record.job_id: record for record in records if record.job_id is not None}
-    for job_id, record in by_id.items():
+    wanted: _Wanted = {}
+    for record in records:
         tasks = report.arrays.get(record.name, ArrayReport()).tasks
         ended = [i for i in range(len(record.tasks)) if i not in tasks or tasks[i].phase is Phase.ENDED]
-        if ended:
-            wanted[job_id] = ended
-    if not wanted or _query_accounting(report, limits, by_id, wanted):
+        if record.job_id is not None and ended:
+            wanted[record.job_id] = record, ended
+    if not wanted or _query_accounting(report, limits, wanted):
         return
-    for job_id, ended in wanted.items():
-        tasks = report.arrays.get(by_id[job_id].name, ArrayReport()).tasks
+    for job_id, (record, ended) in wanted.items():
+        tasks = report.arrays.get(record.name, ArrayReport()).tasks
         # squeue alone suffices for tasks that it lists as COMPLETED.
         if any(i in tasks and base_state(tasks[i].state) != "COMPLETED" for i in ended):
-            _merge(report, by_id, _scontrol(job_id))
+            _merge(report, wanted, _scontrol(job_id))
 
 
-def _query_accounting(
-    report: SlurmReport, limits: ClusterLimits, by_id: Mapping[str, ArrayRecord], wanted: Mapping[str, Sequence[int]]
-) -> bool:
+def _query_accounting(report: SlurmReport, limits: ClusterLimits, wanted: _Wanted) -> bool:
     """Query ``sacct`` about tasks; return whether it answered."""
     report.accounting_failed = False
     if limits.accounting == "squeue" or report.no_accounting:
         return False
-    tasks = [f"{job_id}_{i}" for job_id, ended in wanted.items() for i in ended]
+    tasks = [f"{job_id}_{i}" for job_id, (_, ended) in wanted.items() for i in ended]
     ids = tasks if len(tasks) <= IDS_PER_CALL else list(wanted)
     try:
         for batch in commands.batches(ids, IDS_PER_CALL):
-            _merge(report, by_id, _sacct(f"--jobs={','.join(batch)}"))
+            _merge(report, wanted, _sacct(f"--jobs={','.join(batch)}"))
     except _NoAnswerError as error:
         report.no_accounting = limits.accounting == "auto" and bool(_NO_ACCOUNTING.search(error.text))
         report.accounting_failed = not report.no_accounting
@@ -325,10 +343,11 @@ def _scontrol(job_id: str) -> Rows:
     return rows
 
 
-def _merge(report: SlurmReport, by_id: Mapping[str, ArrayRecord], rows: Rows) -> None:
+def _merge(report: SlurmReport, wanted: _Wanted, rows: Rows) -> None:
     """Add the rows of our arrays; a job with another name had the same id before, or has it now."""
     for job_id, tasks in rows.items():
-        if record := by_id.get(job_id):
+        if job_id in wanted:
+            record = wanted[job_id][0]
             array = report.arrays.setdefault(record.name, ArrayReport([job_id]))
             for index, (name, task) in tasks.items():
                 if name == record.name:

@@ -73,7 +73,6 @@ class ClusterLimits:
     nodes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """``cpu`` or logical type of GPU -> ``mem_bytes`` of a node, ``mem_style``, ``max_time_s`` of each queue."""
     excluded: str = ""
-    """Nodes that the cluster file excludes."""
     queue_choice: str = "first"
     """``first`` or ``earliest``: which of the queues that accept a run gets it."""
 
@@ -197,13 +196,12 @@ class ArrayRecord:
     @classmethod
     def new(cls, target: str, requests: Sequence[Request]) -> Self:
         own = {"token", "attempt"}
-        about = {k: v for k, v in requests[0].submission.to_json().items() if k not in own}
-        tasks = []
-        for request in requests:
-            data = request.submission.to_json()
-            different = {k: v for k, v in data.items() if k not in own and about.get(k) != v}
-            tasks.append(ArrayTask(request.spec.run_id, request.number, request.token, different))
-        return cls(token=uuid.uuid4().hex[:16], target=target, tasks=tuple(tasks), asked_at=time.time(), about=about)
+        data = [{k: v for k, v in r.submission.to_json().items() if k not in own} for r in requests]
+        different = [{k: v for k, v in values.items() if data[0].get(k) != v} for values in data]
+        tasks = tuple(
+            ArrayTask(r.spec.run_id, r.number, r.token, about) for r, about in zip(requests, different, strict=True)
+        )
+        return cls(token=uuid.uuid4().hex[:16], target=target, tasks=tasks, asked_at=time.time(), about=data[0])
 
     @classmethod
     def from_json(cls, data: Any) -> Self:

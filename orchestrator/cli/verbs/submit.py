@@ -29,8 +29,7 @@ from workloads.lazy import lazy_imports
 
 with lazy_imports(__name__):
     from db import connect, queries
-    from orchestrator.backends.slurm import other_workspaces
-    from orchestrator.cli import backlog as backlogs
+    from orchestrator.backends.slurm import query
     from orchestrator.cli import monitor
     from orchestrator.planning import plan as plans
     from orchestrator.planning import planner
@@ -98,7 +97,7 @@ def submit(
         )
     backlog = None
     if watch:
-        backlog = backlogs.Backlog(plan, result, lambda plan, snapshot: submission.submit(plan, snapshot=snapshot))
+        backlog = monitor.Backlog(plan, result, lambda plan, snapshot: submission.submit(plan, snapshot=snapshot))
     try:
         if watch or wait:
             under_way = [run.cell.run_id for run in plan.runs if run.state is plans.CellState.RUNNING]
@@ -136,7 +135,7 @@ class _Submission:
         if plan.cluster is not None:
             labels = {run.cell.run_id: run.cell.label for run in plan.to_submit(stale=self.stale)}
             _report_duplicates(self.workspace, labels)
-        return plan, backlogs.combine(first, self.submit(plan, snapshot=first.snapshot))
+        return plan, submit_report.combine(first, self.submit(plan, snapshot=first.snapshot))
 
     def _submit_canaries(self, *, recover: bool) -> submitter.SubmitResult:
         """Submit one run of each resource shape, and wait until one of every shape has succeeded.
@@ -153,7 +152,7 @@ class _Submission:
             chosen = canaries.choose_canaries(plan, stale=self.stale)
             if chosen.to_submit:
                 more = self.submit(plan, [run.cell.run_id for run in chosen.to_submit], result.snapshot)
-                result = backlogs.combine(result, more)
+                result = submit_report.combine(result, more)
                 if more.backlog:
                     raise OperationError(
                         f"the site's limit leaves no room for {counted(len(more.backlog), 'canary', 'canaries')} now",
@@ -213,13 +212,9 @@ class _Submission:
 
 
 def _report(plan: plans.Plan, result: submitter.SubmitResult, proven: frozenset[str], *, stays: bool) -> None:
-    """Print what was submitted, and the states of the other runs.
+    """Print what all submits of this command submitted, and the states of the other runs of the newest plan.
 
-    Args:
-        plan: from after the canaries.
-        result: of all submits of this command.
-        proven: canaries; those of this command count as submitted, not as done before.
-        stays: whether the command waits for the runs.
+    Canaries in ``proven`` count as submitted where they are of this command, not as done before.
     """
     own_canaries = proven & {attempt.run_id for attempt in (*result.submitted, *result.resumed)}
     counts = Counter(run.state for run in plan.runs if run.cell.run_id not in own_canaries)
@@ -234,7 +229,7 @@ def _report(plan: plans.Plan, result: submitter.SubmitResult, proven: frozenset[
 
 def _report_duplicates(workspace: Workspace, labels: Mapping[str, str]) -> None:
     """Warn of the same runs in the queue from other runs folders."""
-    found = other_workspaces.queued_elsewhere(workspace.runs, labels) if labels else {}
+    found = query.queued_elsewhere(workspace.runs, labels) if labels else {}
     for folder, run_ids in found.items():
         output.print_message(
             f"note: {len(run_ids)} of these runs, such as {labels[run_ids[0]]}, are queued from {folder} too, "
