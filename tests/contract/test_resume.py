@@ -35,7 +35,7 @@ LAYERS = 22
 COPY_FIRST_CHECKPOINT = """
 from pathlib import Path
 import shutil
-from workloads import checkpoint
+from workloads.engines import checkpoint
 from workloads.strategies.shared import partition
 save = checkpoint.save
 def save_and_copy(path, run_id, state, progress):
