@@ -9,7 +9,7 @@ it. Jobs import ``workloads`` first: where it is shadowed, ``environment.snapsho
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -33,23 +33,16 @@ def install() -> None:
 
 def shadowing() -> Iterator[tuple[str, Path]]:
     """Yield each name under which Python alone would import something else, and where that is."""
-    for name in NAMES:
-        spec = PathFinder.find_spec(name)
-        found = _location(spec) if spec is not None else None
-        if found is not None and not found.is_relative_to(ROOT):
-            yield name, found
+    yield from _elsewhere(PathFinder.find_spec(name) for name in NAMES)
 
 
 def imported_intruder() -> tuple[str, Path] | None:
     """Return a package that took one of our names before we could, as ``sitecustomize`` can, and where it is."""
-    for name in NAMES:
-        module = sys.modules.get(name)
-        found = _location(module.__spec__) if module is not None and module.__spec__ is not None else None
-        if found is not None and not found.is_relative_to(ROOT):
-            return name, found
-    return None
+    return next(_elsewhere(getattr(sys.modules.get(name), "__spec__", None) for name in NAMES), None)
 
 
-def _location(spec: ModuleSpec) -> Path | None:
-    place = spec.origin if spec.has_location else next(iter(spec.submodule_search_locations or ()), None)
-    return Path(place).resolve() if place else None
+def _elsewhere(specs: Iterable[ModuleSpec | None]) -> Iterator[tuple[str, Path]]:
+    for spec in filter(None, specs):
+        place = spec.origin if spec.has_location else next(iter(spec.submodule_search_locations or ()), None)
+        if place and not (found := Path(place).resolve()).is_relative_to(ROOT):
+            yield spec.name, found

@@ -29,8 +29,7 @@ _BEFORE = "_ORCHESTRATE_BEFORE"
 def join_words(environ: MutableMapping[str, str]) -> None:
     """Join the words that bash splits at each ``=`` (readline's COMP_WORDBREAKS), as in labels and ``--set``.
 
-    Args:
-        environ: COMP_WORDS and COMP_CWORD as the bash script sets them, one word a line; changed in place.
+    Changes COMP_WORDS, one word a line, and COMP_CWORD, as the bash script sets them.
     """
     words: list[str] = []
     in_pieces = False

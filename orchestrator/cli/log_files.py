@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,13 +83,10 @@ def last_lines(attempt: AttemptDir, job_id: str | None, count: int) -> list[str]
 
 def files(attempt: AttemptDir, job_id: str | None, selection: LogSelection) -> list[Path]:
     """Return the log files of an attempt that exist."""
-    ranks = range(_num_ranks(attempt, job_id)) if selection.rank is None else [selection.rank]
-    return [
-        path
-        for rank in ranks
-        for path in _rank_files(attempt, job_id, rank)
-        if (selection.stderr if path.suffix == ".err" else selection.stdout)
-    ]
+    ranks: Iterable[int] = itertools.count() if selection.rank is None else [selection.rank]
+    found = itertools.takewhile(bool, (_rank_files(attempt, job_id, rank) for rank in ranks))
+    wanted = {".err": selection.stderr}
+    return [path for paths in found for path in paths if wanted.get(path.suffix, selection.stdout)]
 
 
 def _rank_files(attempt: AttemptDir, job_id: str | None, rank: int) -> list[Path]:
@@ -107,10 +106,3 @@ def _task_files(attempt: AttemptDir, job_id: str | None, rank: int) -> list[Path
     ranks = [jobs / job_id.partition("_")[0] / f"{job_id}_{rank}_log.{kind}" for kind in ("out", "err")]
     script = jobs / f"slurm-{job_id}.out"
     return [path for path in ranks if path.exists()] or ([script] if rank == 0 and script.exists() else [])
-
-
-def _num_ranks(attempt: AttemptDir, job_id: str | None) -> int:
-    number = 0
-    while _rank_files(attempt, job_id, number):
-        number += 1
-    return number

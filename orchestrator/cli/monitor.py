@@ -15,25 +15,61 @@ from dataclasses import dataclass, field, replace
 
 import typer
 
-from orchestrator.cli import output
+from orchestrator.cli import output, submit_report
 from orchestrator.cli.progress import Bars, Lines, View
 from orchestrator.cli.refresh import refresh_runs
 from orchestrator.errors import InputError, OrchestrateError
 from orchestrator.tracking.status_summary import StatusSummary
 from orchestrator.tracking.tracker import RunStatus
+from orchestrator.units import counted
 from orchestrator.workspace import Workspace
 from workloads.contract import State
 from workloads.lazy import lazy_imports
 
 with lazy_imports(__name__):
-    from orchestrator.cli import backlog as backlogs
     from orchestrator.cli import full_screen
+    from orchestrator.planning import plan as plans
+    from orchestrator.submission import submitter
 
 POLL_S = 0.5
 MAX_BUSY_SHARE = 0.2
 """Share of the time spent on polling: with thousands of runs it would load a login node, which is shared."""
 EXIT_INTERRUPTED = 130
 """Exit code of shells for SIGINT: 128 + 2."""
+SUBMIT_FRACTION = 0.25
+"""Submit the backlog when this share of the site's limit is free, so that arrays are few and large."""
+
+
+@dataclass(slots=True)
+class Backlog:
+    """Submits the backlog of a plan as queued jobs end, at most once in ``poll_seconds`` of the cluster file."""
+
+    plan: plans.Plan
+    result: submitter.SubmitResult
+    """Of all submits together."""
+    submit: Callable[[plans.Plan, str], submitter.SubmitResult]
+    """Submits the plan with a code snapshot."""
+    _tried_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the site limits the number of queued jobs."""
+        return self.plan.cluster is not None and self.plan.cluster.max_submit > 0
+
+    def submit_more(self, runs: Sequence[RunStatus]) -> list[str]:
+        """Submit what the limit now allows, and return notes for the user."""
+        cluster = self.plan.cluster
+        if not self.result.backlog or cluster is None or time.monotonic() - self._tried_at < cluster.poll_seconds:
+            return []
+        live = Counter(run.state for run in runs if run.target == cluster.name and run.state.live)
+        if live[State.PENDING] and cluster.max_submit and live.total() > (1 - SUBMIT_FRACTION) * cluster.max_submit:
+            return []
+        self._tried_at = time.monotonic()
+        more = self.submit(self.plan, self.result.snapshot)
+        rejected = [*self.result.rejected, *more.rejected]
+        self.result = replace(submit_report.combine(self.result, more), skipped=self.result.skipped, rejected=rejected)
+        count = len(more.submitted) + len(more.resumed)
+        return [f"{counted(count, 'more run')} submitted, {len(more.backlog)} in the backlog"] if count else []
 
 
 class _NoteHandler(logging.Handler):
@@ -54,7 +90,7 @@ class Monitor:
     workspace: Workspace
     only: Collection[str] | None = None
     """Run ids; None for all."""
-    backlog: backlogs.Backlog | None = None
+    backlog: Backlog | None = None
     """Submitted as the site's limit allows."""
     recover: bool = True
     """Whether to resubmit runs that ended without a result, as far as the recovery rules allow it."""
@@ -118,18 +154,14 @@ def wait(
     workspace: Workspace,
     run_ids: Sequence[str],
     command: str,
-    backlog: backlogs.Backlog | None = None,
+    backlog: Backlog | None = None,
     *,
     recover: bool = True,
 ) -> Counter[State]:
     """Wait until runs have ended, and return how many are in which state.
 
-    Args:
-        workspace: the files of this command.
-        run_ids: the runs.
-        command: the command that waits, to name it when it is interrupted.
-        backlog: to be submitted meanwhile; with one, a terminal shows the full screen.
-        recover: whether to resubmit runs that ended without a result, as far as the recovery rules allow it.
+    With a backlog, which is submitted meanwhile, a terminal shows the full screen. ``command`` is the command that
+    waits; the message of an interrupt names it.
 
     Raises:
         typer.Exit: the user left; the runs go on.

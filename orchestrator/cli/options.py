@@ -27,12 +27,8 @@ def require_exclusive(context: typer.Context, one: str, other: str, why: str) ->
     """Raise InputError when two parameters are both written and one of them would be ignored."""
     if are_written(context, one, other):
         written = {parameter.name: max(parameter.opts, key=len) for parameter in context.command.params}
-        raise InputError(
-            f"{written[one]} and {written[other]} cannot be combined",
-            where=context.command_path,
-            why=why,
-            hint="remove one of them",
-        )
+        what = f"{written[one]} and {written[other]} cannot be combined"
+        raise InputError(what, where=context.command_path, why=why, hint="remove one of them")
 
 
 def _require_one_target(context: typer.Context, value: _T) -> _T:

@@ -44,11 +44,7 @@ class Format(StrEnum):
 
 
 def _check_formats(context: typer.Context, value: Any) -> Any:
-    """Return the value of --format or --json.
-
-    Raises:
-        InputError: both are given and differ.
-    """
+    """Return the value of --format or --json; raise InputError where both are given and differ."""
     if are_written(context, "format", "json"):
         named = value if isinstance(value, str) else context.params["format"]
         if named != Format.JSON:
@@ -163,11 +159,9 @@ _LINE_END = re.compile(r"([,.:;]?)[ \t]*(?:\r?\n[ \t]*)+")
 
 
 def printable(value: str, keep: str = "") -> str:
-    """Return text with control characters escaped, so that no name can command the terminal (ECMA-48 sequences).
+    """Escape control characters except those to ``keep``, so that no name can command the terminal (ECMA-48 sequences).
 
-    Args:
-        value: any text.
-        keep: control characters to leave as they are; without a newline among them, lines are joined.
+    Without a newline in ``keep``, lines are joined.
     """
     if "\n" not in keep:
         value = _LINE_END.sub(lambda m: f"{m[1] or ';'} ", value.strip("\r\n"))
@@ -295,10 +289,7 @@ def _latex(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 def _text_rows(rows: Sequence[Row], columns: Sequence[Column], escape: Callable[[str], str]) -> list[list[str]]:
     """Return the heading and the rows as people read them."""
-    return [
-        [escape(_heading(rows, c)) for c in columns],
-        *([escape(c.cell(row)) for c in columns] for row in rows),
-    ]
+    return [[escape(_heading(rows, c)) for c in columns], *([escape(c.cell(row)) for c in columns] for row in rows)]
 
 
 _MARKDOWN_SPECIAL = re.compile(r"[\\`*<>&\[\]|~$]|(?<!\w)_|_(?!\w)|^[#+=-]")
@@ -338,8 +329,6 @@ def _is_numeric(rows: Sequence[Row], column: Column) -> bool:
 
 
 def _json_value(value: Any) -> Any:
-    if isinstance(value, StrEnum):
-        return value.value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Path):

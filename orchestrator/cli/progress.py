@@ -47,12 +47,7 @@ class Lines(View):
     """A line for each change, and from time to time one about all runs."""
 
     def __init__(self, report: Callable[[str], None], *, from_start: bool = True) -> None:
-        """Report to a function.
-
-        Args:
-            report: takes lines.
-            from_start: whether to report states that runs had reached before the first summary.
-        """
+        """Report lines to a function, with ``from_start`` also the states before the first summary."""
         self._report = report
         self._summary_at, self._summary = float("-inf"), ""
         self._known: dict[str, tuple[int, State]] | None = {} if from_start else None

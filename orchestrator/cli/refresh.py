@@ -1,20 +1,22 @@
-"""Bring the database up to date: what every verb that shows runs does first."""
+"""What a verb does first: check that its workspace is usable, and bring the database up to date."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+import shlex
+import socket
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from orchestrator.cli.output import print_line, print_message
-from orchestrator.cli.workspace_checks import require_runs_folder
-from orchestrator.errors import OrchestrateError
+from orchestrator.cli.output import print_json, print_line, print_message
+from orchestrator.errors import InputError, OrchestrateError
 from orchestrator.units import counted
-from orchestrator.workspace import Workspace
+from orchestrator.workspace import DEFAULT_DATABASE, Workspace
 from workloads.lazy import lazy_imports
 
 with lazy_imports(__name__):
-    from db import attempt_files, connect, errors, ingest
-    from orchestrator.cluster import resources
+    from db import attempt_files, connect, errors, ingest, queries
+    from orchestrator.cluster import cluster_file, resources
     from orchestrator.submission import resubmit, submitter
     from orchestrator.tracking import assess, tracker
 
@@ -24,10 +26,7 @@ def refresh_runs(
 ) -> list[tracker.RunStatus]:
     """Return the state of every run now, or as last recorded where the database is read-only.
 
-    Args:
-        workspace: the files of this command.
-        report: takes notes for the user.
-        recover: whether to resubmit runs that ended without a result, as far as the recovery rules allow it.
+    With ``recover``, resubmit runs that ended without a result, as far as the recovery rules allow it.
 
     Raises:
         InputError: the database has runs, and the runs folder does not exist or is empty.
@@ -44,19 +43,15 @@ def refresh_runs(
     with connect.open_store(workspace.database, read_only=True) as store:
         assessed = assess.assess_runs(store, workspace.runs)
         due = [assessment for assessment in assessed.values() if assessment.decision.action.resubmits]
-        if recover and due and _recover(workspace, due, report):
-            assessed = assess.assess_runs(store, workspace.runs)
+        if recover and due:
+            may_differ = True
+            try:
+                may_differ = resubmit.recover(workspace, due, report)
+            except (OrchestrateError, OSError) as error:
+                # The next command tries again.
+                report(f"note: {counted(len(due), 'run')} could not be resubmitted: {error}")
+            assessed = assess.assess_runs(store, workspace.runs) if may_differ else assessed
         return tracker.statuses(store, workspace.runs, assessed)
-
-
-def _recover(workspace: Workspace, due: Sequence[assess.Assessment], report: Callable[[str], None]) -> bool:
-    """Resubmit runs, and return whether the store may have changed."""
-    try:
-        return resubmit.recover(workspace, due, report)
-    except (OrchestrateError, OSError) as error:
-        # The next command tries again.
-        report(f"note: {counted(len(due), 'run')} could not be resubmitted: {error}")
-        return True
 
 
 def refresh_store(
@@ -64,11 +59,7 @@ def refresh_store(
 ) -> None:
     """Read new files and query states, finish an interrupted submit, and restart the local queue where it is gone.
 
-    Args:
-        store: the database.
-        runs: the runs folder.
-        fresh: whether to query Slurm even if it was queried a moment ago.
-        report: takes notes for the user.
+    With ``fresh``, query Slurm even if it was queried a moment ago.
     """
     report_problems(tracker.refresh(store, runs, fresh=fresh), report)
     try:
@@ -82,10 +73,14 @@ def refresh_store(
         report(f"note: {error}")
 
 
-def print_collected(done: str, report: ingest.CollectReport) -> None:
-    """Print how many records were read, after a word for what was done."""
-    counts = (counted(getattr(report, f"{name}s"), name) for name in ("run", "attempt", "result", "epoch"))
-    print_line(f"{done}: {', '.join(counts)}")
+def print_collected(done: str, report: ingest.CollectReport, *, json: bool) -> None:
+    """Print how many records were read, after a word for what was done, and which files were skipped."""
+    if json:
+        print_json(report)
+    else:
+        counts = (counted(getattr(report, f"{name}s"), name) for name in ("run", "attempt", "result", "epoch"))
+        print_line(f"{done}: {', '.join(counts)}")
+    report_problems(report.problems)
 
 
 def report_problems(
@@ -94,3 +89,59 @@ def report_problems(
     """Report the files that were skipped."""
     for problem in problems:
         report(f"skipped: {problem.path}: {problem.what}")
+
+
+def require_runs_folder(workspace: Workspace) -> None:
+    """Raise InputError for a database with runs and no files of them: a typo or an unmounted disk would lose all."""
+    folder = workspace.runs
+    exists = folder.is_dir()
+    if not workspace.has_database or (exists and any(folder.iterdir())):
+        return
+    try:
+        with connect.open_store(workspace.database, read_only=True) as store:
+            submitted = sum(record.attempt > 0 for record in queries.run_records(store).values())
+    except errors.StoreError:
+        return  # empty or damaged: the next one who opens it reports that
+    if submitted:
+        raise InputError(
+            "the runs folder is empty" if exists else "there is no runs folder",
+            where=str(folder),
+            why=f"{workspace.database} has {counted(submitted, 'run')}, and none has files there",
+            hint="name their folder with --runs or ORCHESTRATE_RUNS; for a new folder, name a new database with --db",
+        )
+
+
+def require_database(workspace: Workspace) -> None:
+    """Raise InputError where there is no database; a misspelled name creates none."""
+    if not workspace.has_database:
+        hint = f"orchestrate collect{_db_option(workspace)} creates it from the runs folder, --db names another"
+        raise InputError("there is no database", where=workspace.database, hint=hint)
+
+
+def require_results(workspace: Workspace) -> None:
+    """Raise InputError where nothing was submitted, or there is no database of what was."""
+    require_workspace(workspace)
+    require_database(workspace)
+
+
+def require_workspace(workspace: Workspace) -> None:
+    """Raise InputError where nothing was submitted yet."""
+    if workspace.is_empty:
+        raise InputError(
+            "nothing was submitted here yet",
+            where=str(workspace.runs.parent),
+            why=f"neither {workspace.runs.name} nor {Path(workspace.database).name} exists",
+            hint=f"orchestrate submit{_db_option(workspace)}, or name the places with --runs and --db",
+        )
+
+
+def default_cluster() -> cluster_file.ClusterProfile | None:
+    """Return the cluster that ``plan`` takes without options here; None for this machine."""
+    named = Path(name) if (name := os.environ.get("ORCHESTRATE_CLUSTER")) else None
+    return cluster_file.choose(local=False, named=named, cwd=Path.cwd(), hostname=socket.gethostname())
+
+
+def _db_option(workspace: Workspace) -> str:
+    """Return the option with which other commands find this database; empty where they find it without."""
+    default = Workspace.at(database=os.environ.get("ORCHESTRATE_DB") or DEFAULT_DATABASE).database
+    return "" if workspace.database == default else f" --db {shlex.quote(workspace.database)}"

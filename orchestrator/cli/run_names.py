@@ -19,8 +19,7 @@ _MAX_LISTED = 10
 
 _RUN = "Run id or label, or the beginning of one."
 RunsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[RUN]...", help=_RUN, show_default=False, autocompletion=run_names),
+    list[str] | None, typer.Argument(metavar="[RUN]...", help=_RUN, show_default=False, autocompletion=run_names)
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=_RUN, show_default=False, autocompletion=run_names)]
 
@@ -33,11 +32,7 @@ def select(
 
 
 def find(runs: Sequence[tracker.RunStatus], name: str) -> tracker.RunStatus:
-    """Return the run with this run id or the beginning of one, else with this label, else with the beginning of one.
-
-    Raises:
-        InputError: no run, or several; lists them.
-    """
+    """Return the run whose run id begins so, else whose label is or begins so; raise InputError for none or several."""
     ways = (
         [run for run in runs if name and run.run_id.startswith(name)],
         [run for run in runs if run.label == name],

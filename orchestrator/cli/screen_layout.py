@@ -44,11 +44,6 @@ class Filter(StrEnum):
     def accepts(self, run: RunStatus) -> bool:
         return self is Filter.ALL or (run.state.live if self is Filter.LIVE else run.state.ended_badly)
 
-    @property
-    def next(self) -> Filter:
-        every = list(Filter)
-        return every[(every.index(self) + 1) % len(every)]
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -74,19 +69,14 @@ class Choice:
         return runs[self.index(runs)] if runs else None
 
     def press(self, key: str, seen: StatusSummary, page: int = 10) -> Choice:
-        """Return the choice after a key; other keys change nothing.
-
-        Args:
-            key: as :func:`split_keys` names it.
-            seen: the runs.
-            page: how many runs a page key moves.
-        """
+        """Return the choice after a key of :func:`split_keys`; a page key moves by ``page`` runs."""
         if key == "?" or (key == "escape" and self.help):
             return replace(self, help=not self.help)
         if key == "l" or (key == "escape" and self.log):
             return replace(self, log=not self.log)
         if key == "f":
-            return replace(self, filter=self.filter.next)
+            every = list(Filter)
+            return replace(self, filter=every[(every.index(self.filter) + 1) % len(every)])
         runs = self.runs(seen)
         steps = {"down": 1, "up": -1, "page down": page, "page up": -page, "home": -len(runs), "end": len(runs)}
         if key not in steps or not runs:
@@ -123,14 +113,7 @@ def num_listed(seen: StatusSummary, choice: Choice, height: int) -> int:
 
 
 def draw(seen: StatusSummary, choice: Choice, log: Sequence[str], size: tuple[int, int]) -> Text:
-    """Return the whole screen.
-
-    Args:
-        seen: the runs.
-        choice: what the user chose to see.
-        log: the last lines of the selected run's log.
-        size: columns and lines.
-    """
+    """Return the whole screen of ``size`` (columns, lines), with the last lines of the selected run's ``log``."""
     width, height = size
     if choice.help:
         lines = [Text("keys", "bold"), *(Text(f"  {key:12} {what}") for key, what in KEYS)]
@@ -236,8 +219,5 @@ def _bar(fraction: float, cells: int) -> str:
 
 
 def _style(state: State) -> str:
-    if state is State.SUCCEEDED:
-        return "green"
-    if state is State.RUNNING:
-        return "cyan"
-    return "red" if state.ended_badly else "yellow"
+    known = {State.SUCCEEDED: "green", State.RUNNING: "cyan"}
+    return known.get(state, "red" if state.ended_badly else "yellow")

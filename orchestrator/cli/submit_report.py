@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import typer
 
@@ -15,6 +16,11 @@ with lazy_imports(__name__):
     from orchestrator.backends import base
     from orchestrator.backends.slurm import executor
     from orchestrator.submission import submitter
+
+
+def combine(earlier: submitter.SubmitResult, later: submitter.SubmitResult) -> submitter.SubmitResult:
+    """Return the result of two submits of one plan: what both submitted, and what the later one left."""
+    return replace(later, submitted=[*earlier.submitted, *later.submitted], resumed=[*earlier.resumed, *later.resumed])
 
 
 def describe(result: submitter.SubmitResult, target: str = "") -> str:
@@ -35,12 +41,7 @@ def describe(result: submitter.SubmitResult, target: str = "") -> str:
 
 
 def raise_for_failures(result: submitter.SubmitResult) -> None:
-    """Raise an error for runs that were not submitted.
-
-    Raises:
-        PartlyDoneError: others were.
-        OperationError: none was.
-    """
+    """Raise an error for runs that were not submitted: PartlyDoneError where others were, else OperationError."""
     kind = PartlyDoneError if result.submitted or result.resumed else OperationError
     if result.rejected:
         count = counted(len(result.rejected), "run")
@@ -61,12 +62,7 @@ def raise_for_failures(result: submitter.SubmitResult) -> None:
 
 
 def exit_by_states(ended: Counter[State], num_succeeded: int = 0) -> None:
-    """Exit with 1 where all runs ended without a result, with 3 where some did.
-
-    Args:
-        ended: the runs that were waited for.
-        num_succeeded: runs of this command that had succeeded before.
-    """
+    """Exit with 1 where all runs ended without a result, with 3 where some did; ``num_succeeded`` others have one."""
     bad = sum(count for state, count in ended.items() if state.ended_badly)
     if bad:
         raise typer.Exit(1 if bad == ended.total() + num_succeeded else 3)

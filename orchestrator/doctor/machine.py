@@ -45,13 +45,9 @@ MIN_FREE_BYTES = 1 << 30
 
 
 def examine(workspace: Workspace, *, local: bool, cluster: Path | None, probe_s: float = 0.0) -> Iterator[Finding]:
-    """Check everything a run needs, cheapest first; findings are never raised.
+    """Check everything a run needs, cheapest first; wait ``probe_s`` seconds for probe jobs, 0 submits none.
 
-    Args:
-        workspace: the files of this command.
-        local: check this machine even if there is a cluster.
-        cluster: a cluster file or the name of a shipped profile.
-        probe_s: how long to wait for probe jobs, seconds; 0 submits none.
+    ``local`` checks this machine even if there is a cluster; ``cluster`` is a file or the name of a shipped profile.
     """
     yield ok("python", f"{'.'.join(map(str, sys.version_info[:3]))} at {sys.executable}")
     for name, path in own_packages.shadowing():

@@ -69,14 +69,9 @@ def choose_probes(plan: Plan | None, profile: ClusterProfile) -> list[ProbeSpec]
 def probe(
     workspace: Workspace, profile: ClusterProfile, plan: Plan | None, packages: Packages, *, patience_s: float
 ) -> Iterator[Finding]:
-    """Submit probes, wait for them, and yield what they found; those that do not end in time are cancelled.
+    """Submit probes, wait for ``patience_s`` seconds, cancel those that have not ended, and yield what they found.
 
-    Args:
-        workspace: its data root is checked on the nodes.
-        profile: the cluster.
-        plan: of the experiment, if there is one.
-        packages: of the jobs' interpreter, as this machine sees them.
-        patience_s: how long to wait, seconds.
+    They check the workspace's data root, and compare ``packages``, which this machine sees, with those on the nodes.
     """
     probes = choose_probes(plan, profile)
     if not probes:

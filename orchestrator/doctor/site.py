@@ -39,14 +39,9 @@ class Trial:
 def examine(
     profile: ClusterProfile, plan: Plan | None, run: Run, *, user: str, hosts: Sequence[str]
 ) -> Iterator[Finding]:
-    """Check a cluster file against its cluster, cheapest first.
+    """Check a cluster file against the accounts of ``user`` and the limits that Slurm reports, cheapest first.
 
-    Args:
-        profile: the cluster file.
-        plan: its scripts are tried; None tries a script for two devices of each type.
-        run: runs a client command.
-        user: whose accounts are checked.
-        hosts: names of this machine.
+    The scripts of the plan are tried; without one, a script for two devices of each type.
     """
     if profile.hostname_pattern and not any(profile.matches(host) for host in hosts):
         what = f"{hosts[-1]} is not a host of {profile.name} (hostname_pattern {profile.hostname_pattern})"

@@ -95,11 +95,8 @@ def _check_compiler(environment: Mapping[str, str]) -> None:
     names = [named[0]] if named else ["c++", "g++", "clang++"]
     compiler = next((found for n in names if (found := shutil.which(n, path=environment["PATH"]))), None)
     if compiler is None or shutil.which("make", path=environment["PATH"]) is None:
-        raise OperationError(
-            f"a C++ compiler ({' or '.join(names)}) and make are needed",
-            where="PATH",
-            hint="apt-get install g++ make, or module load gcc",
-        )
+        what = f"a C++ compiler ({' or '.join(names)}) and make are needed"
+        raise OperationError(what, where="PATH", hint="apt-get install g++ make, or module load gcc")
     probe = [compiler, *named[1:], "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
     done = subprocess.run(
         probe, input="#include <concepts>\n", capture_output=True, text=True, env=dict(environment), check=False
@@ -119,11 +116,8 @@ def _cuda(target: TargetPython, environment: Mapping[str, str]) -> dict[str, str
     path = os.pathsep.join([*(f"{home}/bin" for home in named), environment["PATH"], f"{_USUAL_CUDA}/bin"])
     nvcc = shutil.which("nvcc", path=path)
     if nvcc is None:
-        raise OperationError(
-            f"nvcc is needed to build for CUDA {target.cuda}",
-            where="PATH, CUDA_HOME",
-            hint=f"module load cuda/{target.cuda}, or --cpu for a wheel without GPUs",
-        )
+        hint = f"module load cuda/{target.cuda}, or --cpu for a wheel without GPUs"
+        raise OperationError(f"nvcc is needed to build for CUDA {target.cuda}", where="PATH, CUDA_HOME", hint=hint)
     found = re.search(r"release (\d+)", _output([nvcc, "--version"], environment))
     if not found or found[1] != target.cuda.partition(".")[0]:
         raise OperationError(

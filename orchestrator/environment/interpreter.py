@@ -65,11 +65,7 @@ class Packages:
             return cls(python, None, f"{type(error).__name__}: {error}")
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Return which of these distributions it lacks; none if it could not be queried.
-
-        Args:
-            names: ``one|other`` accepts either of two, and is returned as the first.
-        """
+        """Return which distributions it lacks, ``one|other`` as the first of two; none if it could not be queried."""
         if self.versions is None:
             return []
         ways = [name.split("|") for name in names]

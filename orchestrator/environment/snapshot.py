@@ -132,20 +132,14 @@ def _report_unreadable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OperationError(
-            f"a source cannot be read: {error.strerror or error}",
-            where=str(error.filename or ""),
-            hint="make it readable for you: jobs import it",
-        ) from error
+        what, hint = f"a source cannot be read: {error.strerror or error}", "make it readable for you: jobs import it"
+        raise OperationError(what, where=str(error.filename or ""), hint=hint) from error
 
 
 def retake(runs: Path, before: str, *, local: bool) -> str:
     """Take a snapshot for runs that are submitted again, with the packages that their interpreters have now.
 
-    Args:
-        runs: the runs folder.
-        before: their earlier snapshot; empty if they had none.
-        local: whether they run on this machine, with this interpreter.
+    Runs on this machine (``local``) use this interpreter, others those of their earlier snapshot, if they had one.
     """
     pythons: Iterable[str] = [sys.executable] if local else []
     if not local and before:
@@ -270,11 +264,7 @@ def _entries(sources: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
 
 
 def _content(places: Iterable[Path], runs: Path) -> Iterator[tuple[str, Path, bool]]:
-    """Yield relative name, file, and whether the snapshot links to it, for everything in an entry.
-
-    Raises:
-        InputError: a package is too large to be copied.
-    """
+    """Yield relative name, file, and whether the snapshot links to it; raise InputError for too large a package."""
     for place in places:
         if place.is_file():
             yield "", place, False
@@ -334,11 +324,7 @@ def _digests(entries: Mapping[str, list[Path]], runs: Path) -> dict[str, str]:
 
 
 def _keep_code(manifest: Manifest, entries: Mapping[str, list[Path]], runs: Path) -> None:
-    """Copy the sources unless an undamaged copy exists.
-
-    Raises:
-        OperationError: a source changed while it was copied.
-    """
+    """Copy the sources unless an undamaged copy exists; raise OperationError for one that changes meanwhile."""
     folder = manifest.code_folder(runs)
     assert folder is not None
     if folder.is_dir():

@@ -165,11 +165,7 @@ class Build:
 
 
 def apply_edits(edits: Sequence[Edit], sources: Path) -> None:
-    """Edit the unpacked sources.
-
-    Raises:
-        OperationError: the text to replace does not occur exactly once; that file is unchanged.
-    """
+    """Edit the sources; raise OperationError, file unchanged, where a text to replace does not occur exactly once."""
     for edit in edits:
         path = sources / edit.file
         text = path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -46,12 +46,8 @@ def cached(spec: WheelSpec, cache: Path) -> Path | None:
 def get_wheel(spec: WheelSpec, cache: Path, *, sdist: Path | None, report: Report, wait_s: float = 1800) -> Wheel:
     """Return the wheel from the cache, built there if it is missing.
 
-    Args:
-        spec: which wheel.
-        cache: the folder of wheels.
-        sdist: the source archive, for machines without network; None downloads it once.
-        report: takes progress.
-        wait_s: how long to wait for another process that builds the same wheel, seconds.
+    Without the source archive ``sdist``, download it once. Wait ``wait_s`` seconds for another process that builds the
+    same wheel.
 
     Raises:
         InputError: ``sdist`` is not the file that the recipe is for.

@@ -357,7 +357,7 @@ def test_a_reader_that_left_early_does_not_hide_what_failed(monkeypatch: pytest.
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     monkeypatch.setattr(cli, "_run_verb", lambda argv: 3)
-    for name in ("_prepare_streams", "_hush"):
+    for name in ("_prepare_streams", "_discard_stdout"):
         monkeypatch.setattr(cli, name, lambda: None)
     monkeypatch.setattr(sys.stdout, "flush", leaves)
     assert cli.run(["status"]) == 3
@@ -371,9 +371,7 @@ def test_a_disk_that_may_not_be_written_gets_a_remedy(
 
     monkeypatch.setattr(cli, "_run_verb", refuses)
     assert cli.run(["submit"]) == 1
-    assert capsys.readouterr().err.startswith(
-        "/ro/runs: Read-only file system\n  fix: work on a writable disk"
-    )
+    assert capsys.readouterr().err.startswith("/ro/runs: Read-only file system\n  fix: work on a writable disk")
 
 
 def test_the_run_that_the_help_of_logs_names_is_one_of_the_demo_study(tmp_path: Path) -> None:

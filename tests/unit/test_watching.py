@@ -24,8 +24,7 @@ import pytest
 from db.connect import open_store
 from db.submissions import StatusUpdate, record_intents, update_statuses
 from orchestrator.cli import log_files, monitor, progress, screen_layout
-from orchestrator.cli.backlog import Backlog
-from orchestrator.cli.monitor import Monitor, follow
+from orchestrator.cli.monitor import Backlog, Monitor, follow
 from orchestrator.cli.progress import Lines
 from orchestrator.cli.screen_layout import Choice, Filter
 from orchestrator.errors import CommandError, InputError

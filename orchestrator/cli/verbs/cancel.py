@@ -17,8 +17,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli import options, output, run_names
-from orchestrator.cli.refresh import refresh_runs, refresh_store
-from orchestrator.cli.workspace_checks import require_workspace
+from orchestrator.cli.refresh import refresh_runs, refresh_store, require_workspace
 from orchestrator.cluster.resources import LOCAL
 from orchestrator.errors import OperationError
 from orchestrator.units import counted
@@ -45,7 +44,11 @@ def cancel(
     require_workspace(workspace)
     chosen = run_names.select(refresh_runs(workspace), names, lambda _run: True)
     live = [run for run in chosen if run.state.live]
-    _hold(workspace, chosen)
+    due = [run for run in chosen if run.will_resubmit]
+    for run in due:
+        RunDir.of(workspace.runs, run.run_id).attempt(run.attempt).create().held.touch()
+    if due:
+        output.print_message(f"{counted(len(due), 'run')} that had ended will not be resubmitted")
     for run in chosen:
         if not run.state.live and not every:
             output.print_message(f"{run.run_id} {run.label}: already {run.state.value}")
@@ -91,12 +94,3 @@ def _cancel(workspace: Workspace, live: Sequence[tracker.RunStatus]) -> dict[str
     with contextlib.suppress(errors.StoreReadOnlyError), connect.open_store(workspace.database) as store:
         refresh_store(store, workspace.runs, fresh=True)
     return left
-
-
-def _hold(workspace: Workspace, chosen: Sequence[tracker.RunStatus]) -> None:
-    """Keep recovery from resubmitting runs that have ended."""
-    due = [run for run in chosen if run.will_resubmit]
-    for run in due:
-        RunDir.of(workspace.runs, run.run_id).attempt(run.attempt).create().held.touch()
-    if due:
-        output.print_message(f"{counted(len(due), 'run')} that had ended will not be resubmitted")

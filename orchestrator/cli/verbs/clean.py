@@ -15,8 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli import options, output
-from orchestrator.cli.refresh import refresh_store
-from orchestrator.cli.workspace_checks import require_runs_folder
+from orchestrator.cli.refresh import refresh_store, require_runs_folder
 from orchestrator.errors import InputError, PartlyDoneError
 from orchestrator.tracking.clean import CleanPolicy, CleanReport, ItemKind, KeepCheckpoints
 from orchestrator.units import QuantityError, counted, parse_time_limit
@@ -87,11 +86,7 @@ def clean(
 
 
 def _require_ended(states: Collection[State]) -> frozenset[State]:
-    """Return the states of ``--state``.
-
-    Raises:
-        InputError: runs in one of them have no files, or need all of them.
-    """
+    """Return the states of ``--state``; raise InputError where runs have no files, or need all of them."""
     for state in states:
         if state is State.PLANNED:
             raise InputError(
@@ -132,8 +127,7 @@ def _find(workspace: Workspace, policy: CleanPolicy) -> CleanReport:
 def _print_report(found: CleanReport) -> None:
     rows = []
     for kind in ItemKind:
-        items = [item for item in found.items if item.kind is kind]
-        if items:
+        if items := [item for item in found.items if item.kind is kind]:
             num_runs = len({item.run_id for item in items} - {""})
             size_bytes = sum(item.size_bytes for item in items)
             rows.append({"what": kind.value, "runs": num_runs, "number": len(items), "size_bytes": size_bytes})
@@ -165,9 +159,8 @@ def _format_size(size_bytes: int) -> str:
 
 def _confirm(found: CleanReport) -> bool:
     if not sys.stdin.isatty():
-        raise InputError(
-            "standard input is no terminal, so nobody can confirm", hint="add --yes to remove, or --dry-run to list"
-        )
+        hint = "add --yes to remove, or --dry-run to list"
+        raise InputError("standard input is no terminal, so nobody can confirm", hint=hint)
     return typer.confirm(f"Remove {_total(found)}? This cannot be undone.", err=True)
 
 

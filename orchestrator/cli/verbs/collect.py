@@ -9,7 +9,7 @@ Example: orchestrate collect
 from __future__ import annotations
 
 from orchestrator.cli import options, output
-from orchestrator.cli.refresh import print_collected, report_problems
+from orchestrator.cli.refresh import print_collected
 from orchestrator.errors import InputError, PartlyDoneError
 from orchestrator.units import counted
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
@@ -33,11 +33,7 @@ def collect(
         )
     with connect.open_store(workspace.database) as store:
         report = ingest.collect(store, workspace.runs)
-    if json:
-        output.print_json(report)
-    else:
-        print_collected("new or changed", report)
-    report_problems(report.problems)
+    print_collected("new or changed", report, json=json)
     if report.problems:
         raise PartlyDoneError(
             f"skipped {counted(len(report.problems), 'file or folder', 'files or folders')}",

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli import options, output
-from orchestrator.cli.workspace_checks import default_cluster
+from orchestrator.cli.refresh import default_cluster
 from orchestrator.errors import InputError, OperationError, OrchestrateError, PartlyDoneError
 from orchestrator.workspace import Workspace
 from workloads.lazy import lazy_imports
@@ -130,11 +130,7 @@ def _known_names(root: Path | None) -> list[str]:
 
 
 def _declarations(names: list[str]) -> dict[str, registry.DatasetDeclaration | registry.Weights]:
-    """Return the declarations of data sets and pretrained weights.
-
-    Raises:
-        InputError: a name is neither.
-    """
+    """Return the declarations of data sets and pretrained weights; raise InputError for a name that is neither."""
     known = registry.datasets()
     found = {name: registry.weights(name) or registry.find(known, name) for name in names}
     for name, declaration in found.items():
@@ -165,7 +161,5 @@ def _row(root: Path | None, name: str) -> dict[str, Any]:
     assert declaration is not None, "it was listed"
     shape = declaration.shape(root, name)
     row: dict[str, Any] = {"dataset": name, "usable": not declaration.check(root, name), "summary": declaration.summary}
-    if shape is not None:
-        for column in ("image_size", "channels", "classes", "num_train", "num_test"):
-            row[column] = getattr(shape, column)
-    return row
+    columns = ("image_size", "channels", "classes", "num_train", "num_test") if shape is not None else ()
+    return row | {column: getattr(shape, column) for column in columns}

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli import options, output
-from orchestrator.cli.refresh import print_collected, report_problems
-from orchestrator.cli.workspace_checks import require_database, require_results
+from orchestrator.cli.refresh import print_collected, require_database, require_results
 from orchestrator.errors import InputError
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
 from workloads.lazy import lazy_imports
@@ -52,11 +51,7 @@ def rebuild(
         output.print_message(f"the damaged database is kept as {connect.set_aside(workspace.database)}")
         with connect.open_store(workspace.database) as store:
             report = ingest.collect(store, workspace.runs)
-    if json:
-        output.print_json(report)
-    else:
-        print_collected("rebuilt", report)
-    report_problems(report.problems)
+    print_collected("rebuilt", report, json=json)
 
 
 @app.command()

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli import options, output
-from orchestrator.cli.workspace_checks import require_runs_folder
+from orchestrator.cli.refresh import require_runs_folder
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT_RUNS, Workspace
 from workloads.lazy import lazy_imports
 

@@ -61,8 +61,7 @@ def init(
         raise InputError("--profile names a shipped profile of a cluster", hint="add --cluster")
     if cluster and list_all:
         for name, text in cluster_file.shipped().items():
-            first_line = text.partition("\n")[0]
-            typer.echo(f"{name}: {first_line.removeprefix('# ')}")
+            typer.echo(f"{name}: {text.splitlines()[0].removeprefix('# ')}")
     elif cluster:
         _write_cluster_file(profile, force=force)
     elif list_all:
@@ -76,7 +75,7 @@ def _write_experiment(study: str, path: Path, *, force: bool) -> None:
     text = starter_studies.read(study)
     if not force:
         _require_absent(path, "an experiment file", "; --experiment writes another file")
-    _write(path, text)
+    path.write_text(text, encoding="utf-8", newline="\n")
     # Not beside a cluster file: "plan --local" would lead to training on a login node.
     local = "" if Path(cluster_file.DEFAULT_FILE).exists() or os.environ.get("ORCHESTRATE_CLUSTER") else " --local"
     is_default = path == Path(os.environ.get("ORCHESTRATE_EXPERIMENT") or DEFAULT_EXPERIMENT)
@@ -89,7 +88,7 @@ def _write_cluster_file(profile: str | None, *, force: bool) -> None:
     if not force:
         _require_absent(path, "a cluster file")  # before Slurm is queried
     composed = discovery.compose(profile, _run)
-    _write(path, composed.text)
+    path.write_text(composed.text, encoding="utf-8", newline="\n")
     for note in composed.notes:
         output.print_message(f"to do in {path}: {note}")
     output.print_message(f"wrote {path} (cluster {composed.name}, from {composed.origin}); next: orchestrate doctor")
@@ -103,12 +102,7 @@ def _run(*argv: str) -> tuple[bool, str]:
     return False, f"exit code {answer.exit_code}: {answer.text or 'no output'}"
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="\n")
-
-
 def _require_absent(path: Path, what: str, other: str = "") -> None:
     if path.exists():
-        raise InputError(
-            f"there already is {what}; it is unchanged", where=str(path), hint=f"--force overwrites it{other}"
-        )
+        hint = f"--force overwrites it{other}"
+        raise InputError(f"there already is {what}; it is unchanged", where=str(path), hint=hint)

@@ -79,11 +79,7 @@ def _require_rank(run: RunDir, rank: int) -> None:
 
 
 def _report_no_logs(run: tracker.RunStatus, number: int, files: Sequence[Path], name: str) -> None:
-    """Say why nothing was printed.
-
-    Raises:
-        OperationError: unless the run succeeded without printing anything.
-    """
+    """Say why nothing was printed; raise OperationError unless the run succeeded without printing anything."""
     attempt = f"run {run.run_id} attempt {number}"
     is_newest = number == run.attempt
     if is_newest and run.state.live:

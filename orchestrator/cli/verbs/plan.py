@@ -71,26 +71,19 @@ def _print_plan(made: plans.Plan, *, every: bool) -> None:
         output.print_rows(rows, ["run_id", "label", "state", "hardware", "cpus", output.Column("why", below=1)])
     elif made.runs:
         trains = [(run.cell.train, run.state.label) for run in made.runs]
-        _print_counts(
-            Counter((train.model, train.strategy, str(train.hardware), state) for train, state in trains),
-            ["model", "strategy", "hardware", "state", "runs"],
-        )
+        alike = Counter((train.model, train.strategy, str(train.hardware), state) for train, state in trains)
+        names = ["model", "strategy", "hardware", "state", "runs"]
+        output.print_rows([dict(zip(names, (*key, n), strict=True)) for key, n in alike.items()], names)
     if made.excluded:
-        counts = Counter((cell.rule, cell.why) for cell in made.excluded)
-        output.print_rows(
-            [{"excluded": count, "rule": rule, "why": why} for (rule, why), count in counts.items()],
-            ["excluded", "rule", "why"],
-        )
+        causes = Counter((cell.rule, cell.why) for cell in made.excluded)
+        rows = [{"excluded": n, "rule": rule, "why": why} for (rule, why), n in causes.items()]
+        output.print_rows(rows, ["excluded", "rule", "why"])
     if made.scripts:
         _print_arrays(made)
     for check in made.checks:
         fix = f"; {check.fix}" if check.fix else ""
         output.print_message(f"{'must be fixed' if check.blocking else 'note'}: {check.what}{fix}")
     typer.echo(summarize(made))
-
-
-def _print_counts(counts: Counter[tuple[str, ...]], names: list[str]) -> None:
-    output.print_rows([dict(zip(names, (*key, count), strict=True)) for key, count in counts.items()], names)
 
 
 def _print_arrays(made: plans.Plan) -> None:
@@ -118,11 +111,11 @@ def summarize(made: plans.Plan) -> str:
     if made.merged:
         parts.append(f"{made.merged} merged as duplicates")
     cells = counted(len(made.runs) + len(made.excluded), "cell")
-    cost = f", {_describe_hours(made.gpu_hours)}" if any(run.shape.gpus for run in made.runs) else ""
+    hours = made.gpu_hours
+    if not any(run.shape.gpus for run in made.runs):
+        cost = ""
+    elif hours.expected is None or hours.low is None:
+        cost = f", at most {hours.high:.1f} GPU-hours ({hours.basis})"
+    else:
+        cost = f", {hours.expected:.1f} GPU-hours ({hours.low:.1f}-{hours.high:.1f}; {hours.basis})"
     return f"{cells} for {made.target}: {', '.join(parts) or 'none'}; {len(made.to_submit())} to submit{cost}"
-
-
-def _describe_hours(hours: plans.GpuHours) -> str:
-    if hours.expected is None or hours.low is None:
-        return f"at most {hours.high:.1f} GPU-hours ({hours.basis})"
-    return f"{hours.expected:.1f} GPU-hours ({hours.low:.1f}-{hours.high:.1f}; {hours.basis})"

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli import options, output
-from orchestrator.cli.workspace_checks import require_results
+from orchestrator.cli.refresh import require_results
 from orchestrator.errors import InputError
 from orchestrator.workspace import DEFAULT_DATABASE, Workspace
 from workloads.lazy import lazy_imports
@@ -51,22 +51,19 @@ def query(
         if name in values:
             raise InputError(f":{name} is given twice", where=f"-p {parameter}", hint="remove one of them")
         values[name] = value
-    statement = _read_stdin() if sql == "-" else sql
+    if sql == "-":
+        try:
+            sql = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            raise InputError("not valid UTF-8", where="standard input", hint="write it in UTF-8") from error
     workspace = Workspace.at(database=database)
     require_results(workspace)
     with connect.open_store(workspace.database, read_only=True) as store:
-        names, rows = queries.run_sql(store, statement, values)
+        names, rows = queries.run_sql(store, sql, values)
     columns = [output.Column(name, title=name, text=_unchanged(name)) for name in names]
     output.print_rows(
         [dict(zip(names, row, strict=True)) for row in rows], columns, output.resolve_format(format, json)
     )
-
-
-def _read_stdin() -> str:
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise InputError("not valid UTF-8", where="standard input", hint="write it in UTF-8") from error
 
 
 def _unchanged(name: str) -> Callable[[Mapping[str, Any]], str]:

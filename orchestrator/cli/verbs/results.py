@@ -23,8 +23,7 @@ import typer
 
 from orchestrator.cli import completion, options, output
 from orchestrator.cli.output import Column, Format
-from orchestrator.cli.refresh import report_problems
-from orchestrator.cli.workspace_checks import require_results
+from orchestrator.cli.refresh import report_problems, require_results
 from orchestrator.errors import InputError
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_EXPERIMENT, DEFAULT_RUNS, Workspace
 from workloads.lazy import lazy_imports
@@ -53,8 +52,7 @@ WhereOption = Annotated[
     ),
 ]
 SelectOption = Annotated[
-    str,
-    typer.Option("--select", "-s", metavar="KEY,...", help="Columns to show.", autocompletion=completion.columns),
+    str, typer.Option("--select", "-s", metavar="KEY,...", help="Columns to show.", autocompletion=completion.columns)
 ]
 GroupByOption = Annotated[
     str,
@@ -165,13 +163,7 @@ def _run_notes(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _parse_columns(text: str, option: str, spec: experiments.ExperimentSpec | None = None) -> list[str]:
-    """Return the columns that an option names, without duplicates.
-
-    Args:
-        text: names with commas between.
-        option: to name it in an error.
-        spec: whose published figures are columns too.
-    """
+    """Return the columns that the text of an option names, without duplicates; the figures of ``spec`` are some too."""
     known = list(queries.SUMMARY_COLUMNS)
     if spec is not None:
         known += [published_figures.PREFIX + name for name in (*published_figures.figures(spec), "on")]
@@ -205,11 +197,8 @@ def _require_measured(conditions: Sequence[str]) -> None:
 def _require_numbers(names: Sequence[str]) -> None:
     for name in names:
         if queries.SUMMARY_COLUMNS[name] not in {int, float}:
-            raise InputError(
-                f"{name} has no median",
-                where="--select",
-                hint="select only numbers with --group-by, and group by the others",
-            )
+            hint = "select only numbers with --group-by, and group by the others"
+            raise InputError(f"{name} has no median", where="--select", hint=hint)
 
 
 def _run_columns(rows: Sequence[Row], selected: Sequence[str], style: Format) -> list[str | Column]:
@@ -217,16 +206,12 @@ def _run_columns(rows: Sequence[Row], selected: Sequence[str], style: Format) ->
         return list(selected)
     if style.for_machines:
         return list(queries.SUMMARY_COLUMNS)
-    experiments_of_rows = {row["experiment"] for row in rows}
-    first = ["experiment"] if len(experiments_of_rows) > 1 else []
+    first = ["experiment"] if len({row["experiment"] for row in rows}) > 1 else []
     return [*first, "label", Column("state", text=_describe_state), *_METRICS]
 
 
 def _published_columns(measured: Sequence[str | Column], spec: experiments.ExperimentSpec) -> list[str | Column]:
-    """Return the columns with each published figure to the right of the measured one.
-
-    Where published columns were selected, none is added.
-    """
+    """Return the columns with each published figure to the right of the measured one, unless some were selected."""
     prefix = published_figures.PREFIX
     figures = published_figures.figures(spec)
     names = [column if isinstance(column, str) else column.name for column in measured]

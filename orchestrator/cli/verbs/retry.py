@@ -8,6 +8,7 @@ Example: orchestrate retry --failed
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated
@@ -15,8 +16,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli import options, output, run_names, submit_report
-from orchestrator.cli.refresh import refresh_runs
-from orchestrator.cli.workspace_checks import default_cluster
+from orchestrator.cli.refresh import default_cluster, refresh_runs
 from orchestrator.errors import InputError, OperationError, OrchestrateError
 from orchestrator.workspace import DEFAULT_DATABASE, DEFAULT_RUNS, Workspace
 from workloads.contract import ResourceShape, RunSpec, Submission
@@ -84,12 +84,8 @@ def _submit_again(workspace: Workspace, chosen: Sequence[tracker.RunStatus]) -> 
             spec = run_dir.read_spec()
             spec = replace(spec, code_digest=snapshot.code_digest(spec.train, workspace.runs))
         except (OSError, ValueError) as error:
-            raise OperationError(
-                f"the spec of run {run.run_id} cannot be read",
-                where=str(run_dir.spec),
-                why=str(error),
-                hint="orchestrate submit writes it again",
-            ) from error
+            what, hint = f"the spec of run {run.run_id} cannot be read", "orchestrate submit writes it again"
+            raise OperationError(what, where=str(run_dir.spec), why=str(error), hint=hint) from error
         try:
             shape = Submission.from_json(read_json(run_dir.attempt(run.attempt).submission)).shape
         except (OSError, ValueError, AttributeError):
@@ -138,16 +134,12 @@ def _changed_runs(workspace: Workspace, plan: plans.Plan) -> list[str]:
 def _changed_files(plan: plans.Plan) -> list[str]:
     """Return which files of the plan have changed; one that is gone or has errors is left for ``plan`` to report."""
     found = []
-    try:
+    with contextlib.suppress(OrchestrateError):
         file = plan.experiment_file
         if file is not None and experiments.load(file, plan.sets).digest != plan.digests["experiment"]:
             found.append("experiment file")
-    except OrchestrateError:
-        pass
-    try:
+    with contextlib.suppress(OrchestrateError):
         profile = default_cluster() if plan.cluster is not None else None
-    except OrchestrateError:
-        return found
-    if profile is not None and profile.name == plan.target and profile.digest != plan.digests["cluster"]:
-        found.append("cluster file")
+        if profile is not None and profile.name == plan.target and profile.digest != plan.digests["cluster"]:
+            found.append("cluster file")
     return found

@@ -19,8 +19,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli import options, output, submit_report
-from orchestrator.cli.refresh import refresh_runs
-from orchestrator.cli.workspace_checks import require_runs_folder
+from orchestrator.cli.refresh import refresh_runs, require_runs_folder
 from orchestrator.cluster.sbatch_options import QueueChoice
 from orchestrator.errors import InputError, OperationError
 from orchestrator.units import counted
@@ -186,8 +185,10 @@ class _Submission:
     def plan(self) -> plans.Plan:
         """Return the plan of now."""
         # Read before the plan is made: what another command submits in between has a newer attempt, and is skipped.
-        self.newest.clear()
-        self.newest.update(_newest_attempts(self.workspace))
+        self.newest = {}
+        if self.workspace.has_database:
+            with connect.open_store(self.workspace.database) as store:
+                self.newest = {run_id: record.attempt for run_id, record in queries.run_records(store).items()}
         plan = planner.current_plan(self.workspace, local=self.local, cluster=self.cluster, sets=self.sets)
         if self.queue is None:
             return plan
@@ -235,10 +236,3 @@ def _report_duplicates(workspace: Workspace, labels: Mapping[str, str]) -> None:
             f"note: {len(run_ids)} of these runs, such as {labels[run_ids[0]]}, are queued from {folder} too, "
             "and would run twice: cancel one, or share a folder with --runs"
         )
-
-
-def _newest_attempts(workspace: Workspace) -> dict[str, int]:
-    if not workspace.has_database:
-        return {}
-    with connect.open_store(workspace.database) as store:
-        return {run_id: record.attempt for run_id, record in queries.run_records(store).items()}
