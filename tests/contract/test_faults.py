@@ -24,11 +24,15 @@ LONG: dict[str, Any] = FEW | {"epochs": 4000}
 
 
 def _fault(what: str, *, strategy: str = "eager", step: int = 3) -> str:
-    """Return code that makes a training step (0-based) do ``what``; it imports torch before the watchdog starts."""
+    """Return code that makes a training step (0-based) do ``what``.
+
+    It imports torch before the watchdog starts, and what the first optimizer imports: torch._dynamo, for seconds.
+    """
     return f"""
 import os, signal, time
-import workloads.engines.torch_loop
+import torch, workloads.engines.torch_loop
 from workloads import registry
+torch.optim.SGD([torch.zeros(1)], lr=1.0)
 Strategy = registry.strategies()["{strategy}"].create()
 whole, count = Strategy.train_step, iter(range(10**9))
 def train_step(self, batch):
