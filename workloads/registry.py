@@ -49,7 +49,7 @@ OptionValue = bool | int | float | str | tuple[int, ...]
 Options = Mapping[str, OptionValue]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Option:
     """One option of a strategy, such as DDP's bucket size."""
 

@@ -116,7 +116,7 @@ class _Batches:
 
 def _evaluate(logits: Any, y: Any, claims: int) -> Any:
     from workloads.engines.communication import Communication
-    from workloads.engines.torch_evaluation import evaluate
+    from workloads.engines.torch_loop import evaluate
     from workloads.files.run_dir import AttemptDir
     from workloads.job.world import World
 

@@ -10,9 +10,11 @@ import pickle
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
     import torch
     from torch import nn
 
@@ -30,8 +32,6 @@ def cpu_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 
 def _to_cpu(state: Any) -> Any:
-    import torch
-
     if isinstance(state, torch.Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):
@@ -64,8 +64,6 @@ def save(path: Path, run_id: str, state: dict[str, Any], progress: dict[str, Any
     Raises:
         OSError: the disk is full or the folder is not writable; the previous checkpoint is untouched.
     """
-    import torch
-
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -99,18 +97,12 @@ def progress_of(path: Path, run_id: str) -> dict[str, Any]:
 
     For values that are needed before the strategy exists that could load the state.
     """
-    if not path.exists():
-        return {}
-    try:
-        progress: dict[str, Any] = _content(path, run_id, mmap=True)["progress"]
-    except DamagedCheckpointError:
-        return {}  # load reports it
-    return progress
+    with contextlib.suppress(DamagedCheckpointError):  # load reports it
+        return dict(_content(path, run_id, mmap=True)["progress"]) if path.exists() else {}
+    return {}
 
 
 def _content(path: Path, run_id: str, *, mmap: bool = False) -> dict[str, Any]:
-    import torch
-
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         if content["version"] != VERSION or content["run_id"] != run_id:

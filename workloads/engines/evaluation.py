@@ -23,11 +23,6 @@ class Evaluation:
     """``class_name``, ``precision``, ``recall``, ``f1`` (None where undefined) and ``support``, in labels."""
 
 
-def num_counts(class_names: tuple[str, ...]) -> int:
-    """Return how many numbers :func:`from_counts` takes."""
-    return 2 + 3 * len(class_names)
-
-
 def from_counts(class_names: tuple[str, ...], counts: Sequence[float], num_test: int) -> Evaluation:
     """Compute the figures from counts over all ranks.
 

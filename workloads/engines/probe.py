@@ -129,14 +129,12 @@ class _Connections:
         self._world = job.world
         self._streams: dict[int, TextIO] = {}
         """By rank: on rank 0 all other ranks, on them rank 0."""
-        if self._world.size == 1:
-            return
-        if self._world.rank == 0:
-            self._host(job)
-        else:
+        if self._world.rank:
             address, port = rendezvous.find(job.attempt.rendezvous, job.world, CONNECT_TIMEOUT_S)
             self._streams[0] = self._open(socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S))
             self._write(0, self._world.rank)
+        elif self._world.size > 1:
+            self._host(job)
 
     def exchange(self, own: Any) -> list[Any]:
         """Return every rank's value, by rank. Collective.
@@ -144,8 +142,6 @@ class _Connections:
         Raises:
             ConnectionError: a rank has ended.
         """
-        if self._world.size == 1:
-            return [own]
         if self._world.rank:
             self._write(0, own)
             return list(self._read(0))
@@ -171,9 +167,8 @@ class _Connections:
                     missing = sorted(set(range(1, job.world.size)) - self._streams.keys())
                     raise JobError(f"ranks {missing} did not come within {CONNECT_TIMEOUT_S:.0f} s") from error
                 stream = self._open(connection)
-                if (
-                    line := stream.readline()
-                ):  # otherwise a rank tested whether it reaches this address (job/rendezvous.py)
+                # A connection without a line is a rank that tests whether it reaches this address (job/rendezvous.py).
+                if line := stream.readline():
                     self._streams[int(line)] = stream
 
     def _open(self, connection: socket.socket) -> TextIO:
@@ -232,10 +227,10 @@ def _fail(fault: str, most_mb: int, job: Job) -> None:
     blocks: list[bytes] = []
     taken_at = 0.0
     while not taken_at or time.monotonic() - taken_at < _HELD_S:
-        if fault == "memory" and not taken_at:
-            blocks.append(b"\1" * _BLOCK_BYTES)
-            if most_mb and len(blocks) * _BLOCK_BYTES >= most_mb << 20:
-                taken_at = time.monotonic()
         if fault == "memory":
             job.pulse.beat()
+            if not taken_at:
+                blocks.append(b"\1" * _BLOCK_BYTES)
+                if most_mb and len(blocks) * _BLOCK_BYTES >= most_mb << 20:
+                    taken_at = time.monotonic()
         time.sleep(0.01)

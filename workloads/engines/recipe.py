@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,17 +80,11 @@ def example(loader: Loader, samples: int) -> Tensor:
 
 def make_optimizer(config: TrainConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Make the configured optimizer with torch's fused update, the fastest on GPU and CPU."""
+    common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
     if config.optimizer == "sgd":
-        return torch.optim.SGD(
-            parameters,
-            lr=config.lr,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+        return torch.optim.SGD(parameters, momentum=config.momentum, nesterov=config.nesterov, **common)
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+    return kind(parameters, **common)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 from pathlib import Path
@@ -13,6 +14,12 @@ from workloads.datasets.shared.sequence_data import SequenceData
 from workloads.errors import DatasetError, InputError
 from workloads.job import staging
 from workloads.job.context import Job
+from workloads.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    import numpy as np
+
+    from workloads.loaders import sample_order
 
 
 def strategy(config: TrainConfig) -> tuple[registry.StrategyDeclaration, registry.Options]:
@@ -96,16 +103,10 @@ def load_data(job: Job) -> ImageData | SequenceData:
 
 def _with_test_fraction(data: ImageData | SequenceData, config: TrainConfig) -> ImageData | SequenceData:
     """Keep the share of the test samples that ``test_fraction`` names."""
-    import dataclasses
-
-    import numpy as np
-
-    from workloads.loaders.sample_order import subset
-
+    labels = np.zeros(len(data.test), np.int64) if isinstance(data, SequenceData) else data.test.labels
+    chosen = sample_order.subset(labels, config.test_fraction, config.seed)
     if isinstance(data, SequenceData):
-        of_one_class = np.zeros(len(data.test), np.int64)
-        return dataclasses.replace(data, test=data.test[subset(of_one_class, config.test_fraction, config.seed)])
-    chosen = subset(data.test.labels, config.test_fraction, config.seed)
+        return dataclasses.replace(data, test=data.test[chosen])
     return dataclasses.replace(data, test=data.test.part(chosen))
 
 
@@ -139,6 +140,4 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
     done = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)
     if config.schedule == "cosine":
         return config.lr * 0.5 * (1.0 + math.cos(math.pi * done))
-    if config.schedule == "linear":
-        return config.lr * (1.0 - done)
-    return config.lr
+    return config.lr * (1.0 - done) if config.schedule == "linear" else config.lr

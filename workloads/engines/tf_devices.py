@@ -23,7 +23,8 @@ def choose(job: Job) -> tuple[str, ...]:
     if job.spec.expect.gpus_per_node:
         return _gpus(count)
     tf.config.set_visible_devices([], "GPU")
-    _cores(job.spec.expect.cpus_per_rank)
+    if tf.config.threading.get_intra_op_parallelism_threads() != job.spec.expect.cpus_per_rank:
+        tf.config.threading.set_intra_op_parallelism_threads(job.spec.expect.cpus_per_rank)
     _logical_cpus(count)
     return tuple(f"/CPU:{i}" for i in range(count))
 
@@ -42,11 +43,6 @@ def _gpus(count: int) -> tuple[str, ...]:
     for gpu in found:
         tf.config.experimental.set_memory_growth(gpu, True)
     return tuple(f"/GPU:{i}" for i in range(count))
-
-
-def _cores(count: int) -> None:
-    if tf.config.threading.get_intra_op_parallelism_threads() != count:
-        tf.config.threading.set_intra_op_parallelism_threads(count)
 
 
 def _logical_cpus(count: int) -> None:

@@ -46,8 +46,14 @@ class TfLoader(SamplePlan):
             self._order, *self._crops = (
                 tf.Variable(tf.zeros(self.num_train, tf.int64), trainable=False) for _ in range(4)
             )
-            self._training = self._dataset([(p.start, p.num_global) for p in self._training_parts], self._take(images))
-            self._test = self._test_dataset(data, config.batch_size)
+            take = self._take(images)
+            starts = tf.constant([part.start for part in self._training_parts], tf.int64)
+            sizes = tf.constant([part.num_global for part in self._training_parts], tf.int64)
+            steps = tf.data.Dataset.from_tensor_slices((starts, sizes))
+            self._training = steps.map(lambda start, size: take(tf.range(start, start + size))).prefetch(AHEAD)
+            pixels = tf.constant(np.ascontiguousarray(data.test.images.transpose(0, 2, 3, 1)))
+            test = tf.data.Dataset.from_tensor_slices((pixels, tf.constant(data.test.labels)))
+            self._test = test.batch(config.batch_size).prefetch(AHEAD)
 
     def train(self, epoch: int) -> Iterator[TfBatch]:
         """The batches of an epoch (0-based)."""
@@ -64,11 +70,6 @@ class TfLoader(SamplePlan):
         """The test images in stored order."""
         for pixels, labels in self._test:
             yield TfBatch(pixels, labels, int(labels.shape[0]))
-
-    def _dataset(self, runs: list[tuple[int, int]], take: Callable[[Any], Any]) -> Any:
-        starts, sizes = (tf.constant(values, tf.int64) for values in zip(*runs, strict=True))
-        steps = tf.data.Dataset.from_tensor_slices((starts, sizes))
-        return steps.map(lambda start, size: take(tf.range(start, start + size))).prefetch(AHEAD)
 
     def _take(self, images: np.ndarray) -> Callable[[Any], Any]:
         """(rows of the epoch's order) -> (pixels, labels)."""
@@ -94,11 +95,6 @@ class TfLoader(SamplePlan):
             return tf.gather(batch, columns, axis=2, batch_dims=1), labels
 
         return take
-
-    def _test_dataset(self, data: ImageData, batch_size: int) -> Any:
-        pixels = tf.constant(np.ascontiguousarray(data.test.images.transpose(0, 2, 3, 1)))
-        labels = tf.constant(data.test.labels)
-        return tf.data.Dataset.from_tensor_slices((pixels, labels)).batch(batch_size).prefetch(AHEAD)
 
 
 class Preparation:

@@ -8,9 +8,9 @@ initial weights and records that in ``provenance.initial_weights``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.contract import TrainConfig
 from workloads.datasets.shared.image_data import ImageData
@@ -18,9 +18,15 @@ from workloads.engines import settings
 from workloads.engines.training import Training
 from workloads.errors import InputError
 from workloads.job.context import Job
+from workloads.lazy import lazy_imports
 
-if TYPE_CHECKING:
-    from workloads.engines.tf_backend import KerasBackend
+with lazy_imports(__name__):
+    import keras
+    import tensorflow as tf
+
+    from workloads.engines import recipe, tf_backend, tf_devices, tf_input
+    from workloads.models.keras_forms import layers as keras_layers
+    from workloads.strategies.shared import keras_protocol
 
 _POLICIES = {"fp64": "float64", "bf16": "mixed_bfloat16"}
 
@@ -45,8 +51,6 @@ def train(job: Job) -> None:
     # Read by Keras and TensorFlow when they are imported.
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from workloads.engines import tf_devices
-
     devices = tf_devices.choose(job)
     job.pulse.beat()
     backend = _make_backend(job, devices, data, size)
@@ -62,16 +66,8 @@ def train(job: Job) -> None:
     Training(job, backend).run()
 
 
-def _make_backend(job: Job, devices: tuple[str, ...], data: ImageData, size: int) -> KerasBackend:
+def _make_backend(job: Job, devices: tuple[str, ...], data: ImageData, size: int) -> tf_backend.KerasBackend:
     """Make the model under its strategy."""
-    import keras
-    import tensorflow as tf
-
-    from workloads.engines.tf_backend import KerasBackend
-    from workloads.engines.tf_input import Preparation, TfLoader
-    from workloads.models.keras_forms.layers import Maker
-    from workloads.strategies.shared.keras_protocol import KerasTask
-
     config = job.spec.train
     declaration, options = settings.strategy(config)
     classes = len(data.class_names)
@@ -82,12 +78,10 @@ def _make_backend(job: Job, devices: tuple[str, ...], data: ImageData, size: int
     if make_layers is None:
         raise InputError(f"{config.model} is not written for TensorFlow, which {config.strategy} needs")
 
-    def new_maker() -> Maker:
-        return Maker(dropout=config.dropout, freeze_batch_norm=config.batch_norm == "frozen")
-
+    new_maker = partial(keras_layers.Maker, dropout=config.dropout, freeze_batch_norm=config.batch_norm == "frozen")
     dtype = "float64" if config.precision == "fp64" else "float32"
     maker = new_maker()
-    example: Callable[[], Any] = lambda: tf.zeros((1, size, size, data.channels), dtype)  # noqa: E731
+    example = partial(tf.zeros, (1, size, size, data.channels), dtype)
 
     def layer_sizes() -> list[float]:
         x, counts = example(), []
@@ -97,28 +91,23 @@ def _make_backend(job: Job, devices: tuple[str, ...], data: ImageData, size: int
                 counts.append(float(layer.count_params()))
         return counts
 
-    def note_balance(sizes: Sequence[int]) -> None:
-        job.result.balance_applied = list(sizes)
-
-    task = KerasTask(
+    task = keras_protocol.KerasTask(
         config=config,
         options=options,
         devices=devices,
-        layers=lambda: make_layers(maker, config, classes),
+        layers=partial(make_layers, maker, config, classes),
         layer_sizes=layer_sizes,
-        note_balance=note_balance,
+        note_balance=partial(setattr, job.result, "balance_applied"),
         example=example,
     )
     strategy: Any = declaration.create()(task)
-    preparation = Preparation(data, size, dtype)
-    return KerasBackend(config, strategy, maker, preparation, TfLoader(data, config), data.class_names, devices)
+    prepare, loader = tf_input.Preparation(data, size, dtype), tf_input.TfLoader(data, config)
+    return tf_backend.KerasBackend(config, strategy, maker, prepare, loader, data.class_names, devices)
 
 
 def _torch_weights(config: TrainConfig, data: ImageData, size: int, root: Path | None) -> dict[str, Any] | None:
     """Return the weights that the torch engine starts from; None where torch or torchvision is not installed."""
     try:
-        from workloads.engines import recipe
-
         module = recipe.build_model(config, data, size, root)
     except ImportError as error:
         if config.pretrained:

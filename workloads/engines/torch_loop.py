@@ -8,14 +8,13 @@ from typing import cast
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn import functional
 
 from workloads import loaders
 from workloads.contract import Topology, TrainConfig
-from workloads.engines import checkpoint, recipe, settings
+from workloads.engines import checkpoint, evaluation, recipe, settings
 from workloads.engines.communication import Communication
-from workloads.engines.evaluation import Evaluation
 from workloads.engines.torch_devices import choose_device, describe_world, devices_of, uuids
-from workloads.engines.torch_evaluation import evaluate
 from workloads.engines.training import Training
 from workloads.job.context import Job
 from workloads.job.world import World
@@ -130,6 +129,43 @@ def make_task(
     )
 
 
+def evaluate(
+    strategy: Strategy,
+    loader: Loader,
+    class_names: tuple[str, ...],
+    device: torch.device,
+    communication: Communication,
+    beat: Callable[[], None],
+) -> evaluation.Evaluation:
+    """Evaluate the test set, counting each sample once at any world size. Collective.
+
+    An image has one label, a sequence one at each position, and each counts.
+
+    Raises:
+        JobError: the number of counted samples differs from the test set's.
+    """
+    # Read once, at the end, in one message. A double counts exactly up to 2^53.
+    counts = torch.zeros(2 + 3 * len(class_names), dtype=torch.float64, device=device)
+    for batch in loader.test():
+        logits = strategy.logits(batch.x)
+        if logits is not None and batch.num_local:
+            _add(counts, logits, batch.y)
+        beat()
+    return evaluation.from_counts(class_names, communication.add(counts).tolist(), loader.num_test)
+
+
+def _add(counts: Tensor, logits: Tensor, y: Tensor) -> None:
+    logits = logits.float() if logits.dtype == torch.bfloat16 else logits
+    counts[0] += len(y)
+    counts[1] += functional.cross_entropy(logits, y, reduction="none").double().sum()
+    correct, predicted, true = counts[2:].view(3, -1)
+    answers, y = logits.argmax(dim=1).reshape(-1), y.reshape(-1)
+    ones = torch.ones(len(y), dtype=torch.float64, device=y.device)
+    correct.index_add_(0, y, (answers == y).double())
+    predicted.index_add_(0, answers, ones)
+    true.index_add_(0, y, ones)
+
+
 class _Torch:
     """Implements :class:`workloads.engines.backend.Backend`."""
 
@@ -172,7 +208,7 @@ class _Torch:
     def memory_bytes(self) -> tuple[int, int]:
         return memory.memory_bytes(*self._devices)
 
-    def evaluate(self, between_batches: Callable[[], None]) -> Evaluation:
+    def evaluate(self, between_batches: Callable[[], None]) -> evaluation.Evaluation:
         return evaluate(
             self._strategy, self._loader, self._class_names, self._devices[0], self._communication, between_batches
         )

@@ -88,7 +88,16 @@ class Training:
         if self._job.result.test_accuracy is None:
             self._evaluate()  # an earlier attempt ended between its last checkpoint and its result
         self._summarize()
-        self._measure_metrics()
+        found = Measurements(
+            config=self._config,
+            result=self._job.result,
+            tally=self._tally,
+            epoch_times_s=self._epoch_times_s,
+            backend=self._backend,
+            beat=self._job.pulse.beat,
+        )
+        for metric in sorted(all_metrics().values(), key=lambda metric: metric.changes_model):
+            self._job.result.metrics[metric.name] = metric.measure(found)
 
     def _make_sampler(self) -> telemetry.Sampler | None:
         """Return the sampler of all GPUs of this node's ranks, on the first of these ranks; None on the others."""
@@ -234,18 +243,6 @@ class Training:
             result.allocated_memory_bytes = max(m["allocated_memory_bytes"] for m in ranks)
         (result.total_time_s,) = self._backend.maximum([self._earlier_s + timing.process_age_s()])
 
-    def _measure_metrics(self) -> None:
-        found = Measurements(
-            config=self._config,
-            result=self._job.result,
-            tally=self._tally,
-            epoch_times_s=self._epoch_times_s,
-            backend=self._backend,
-            beat=self._job.pulse.beat,
-        )
-        for metric in sorted(all_metrics().values(), key=lambda metric: metric.changes_model):
-            self._job.result.metrics[metric.name] = metric.measure(found)
-
     def _save(self) -> None:
         state = self._backend.state_dict()
         usage = self._gpu_usage()
@@ -274,15 +271,18 @@ class Training:
         try:
             found = self._backend.load(self._job.run.checkpoint, self._job.spec.run_id)
         except checkpoint.DamagedCheckpointError as error:
-            self._set_checkpoint_aside(error)
+            self._backend.gather(None)  # all ranks have read the checkpoint before rank 0 moves it
+            if self._job.world.rank == 0:
+                aside = checkpoint.set_aside(self._job.run.checkpoint)
+                print_error(f"checkpoint cannot be used, starting over: {error}\n  kept as {aside}")
+            self._backend.gather(None)
             return
         if found is None:
             return
         state, progress = found
         self._backend.load_state_dict(state)
         self._epoch, self._step = progress["epoch"], progress["step"]
-        self._epoch_times_s = progress["epoch_times_s"]
-        self._earlier_s = progress["total_time_s"]
+        self._epoch_times_s, self._earlier_s = progress["epoch_times_s"], progress["total_time_s"]
         usage = progress.get("telemetry", {"problem": "an earlier attempt did not measure"})
         self._earlier_usage = telemetry.GpuUsage(**usage)
         result = self._job.result
@@ -291,10 +291,3 @@ class Training:
         self._evaluate_s = result.evaluate_s or 0.0
         result.resumed_from_epoch = self._epoch
         self._job.events.write("resume", epoch=self._epoch)
-
-    def _set_checkpoint_aside(self, error: Exception) -> None:
-        self._backend.gather(None)  # all ranks have read the checkpoint before rank 0 moves it
-        if self._job.world.rank == 0:
-            aside = checkpoint.set_aside(self._job.run.checkpoint)
-            print_error(f"checkpoint cannot be used, starting over: {error}\n  kept as {aside}")
-        self._backend.gather(None)

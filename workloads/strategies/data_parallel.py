@@ -6,18 +6,16 @@ own part; nn.DataParallel keeps the running statistics of the first GPU only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from workloads.contract import Hardware, Topology
+from workloads.lazy import lazy_imports
 from workloads.registry import Options, StrategyDeclaration
 from workloads.strategies.shared import limits
+from workloads.strategies.shared.compiled_steps import Model
+from workloads.strategies.shared.protocol import Task
 from workloads.strategies.shared.torch_strategy import TorchStrategy, under_autocast
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from workloads.strategies.shared.compiled_steps import Model
-    from workloads.strategies.shared.protocol import Task
+with lazy_imports(__name__):
+    from torch import Tensor, nn
 
 
 class DataParallel(TorchStrategy):
@@ -26,8 +24,6 @@ class DataParallel(TorchStrategy):
     inference_mode = False
 
     def __init__(self, task: Task) -> None:
-        from torch import nn
-
         module = task.module.to(task.device)
         # torch/nn/parallel/parallel_apply.py enters autocast in each thread without a dtype: float16.
         replicas = nn.DataParallel(under_autocast(task, module), list(task.devices)).eval()

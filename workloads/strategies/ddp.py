@@ -15,10 +15,15 @@ import inspect
 from typing import Any
 
 from workloads.contract import Topology
+from workloads.lazy import lazy_imports
 from workloads.registry import Option, Options, StrategyDeclaration
 from workloads.strategies.shared.compiled_steps import CAPTURED, side_stream
 from workloads.strategies.shared.protocol import Task
 from workloads.strategies.shared.torch_strategy import ReplicaStrategy
+
+with lazy_imports(__name__):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.nn import parallel
 
 GRAPH_WARMUP_STEPS = 11
 """Torch's note "CUDA semantics: usage with DistributedDataParallel" asks for 11 steps before capture; DDP collects
@@ -29,18 +34,15 @@ class Ddp(ReplicaStrategy):
     """A replica on each rank; gradients are all-reduced during the backward pass."""
 
     def __init__(self, task: Task) -> None:
-        from torch.nn.parallel import DistributedDataParallel
-
         # No broadcast of buffers before each step. torch 2.14 renamed the flag.
-        known = inspect.signature(DistributedDataParallel).parameters
-        no_broadcast: dict[str, Any] = {
-            "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False
-        }
+        known = inspect.signature(parallel.DistributedDataParallel).parameters
+        flag = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        no_broadcast: dict[str, Any] = {flag: False}
         module = task.module.to(task.device)
         # DDP's constructor makes the AccumulateGrad node of each parameter and keeps it, so a captured backward pass
         # needs them on the capture stream (torch's note "CUDA semantics: usage with DistributedDataParallel").
         with side_stream(task.device) if task.config.compile in CAPTURED else contextlib.nullcontext():
-            replica = DistributedDataParallel(
+            replica = parallel.DistributedDataParallel(
                 module,
                 device_ids=[task.device.index] if task.device.type == "cuda" else None,
                 **no_broadcast,
@@ -48,17 +50,11 @@ class Ddp(ReplicaStrategy):
                 gradient_as_bucket_view=task.options["gradient_as_bucket_view"],
                 static_graph=task.options["static_graph"],
             )
-        _compress_gradients(replica, task.options)
+        hooks: dict[str, Any] = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+        compression = str(task.options["gradient_compression"])
+        if compression != "none":
+            replica.register_comm_hook(None, hooks[compression])
         super().__init__(task, module, model=replica, warmup_steps=GRAPH_WARMUP_STEPS)
-
-
-def _compress_gradients(replica: Any, options: Options) -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
-    compression = str(options["gradient_compression"])
-    if compression != "none":
-        replica.register_comm_hook(None, hooks[compression])
 
 
 def _unsupported_compile(how: str, options: Options) -> str:
@@ -74,22 +70,16 @@ DECLARATION = StrategyDeclaration(
     unsupported_compile=_unsupported_compile,
     splits_batch=True,
     options=(
-        Option(name="bucket_cap_mb", default=25, minimum=1, summary="Gradients are all-reduced in buckets this large"),
+        Option("bucket_cap_mb", 25, "Gradients are all-reduced in buckets this large", minimum=1),
         Option(
-            name="gradient_as_bucket_view",
-            default=True,
-            summary="Gradients live inside the buckets, which saves a copy and their memory",
+            "gradient_as_bucket_view", True, "Gradients live inside the buckets, which saves a copy and their memory"
         ),
+        Option("static_graph", False, "Promise that every step uses the same parameters in the same order"),
         Option(
-            name="static_graph",
-            default=False,
-            summary="Promise that every step uses the same parameters in the same order",
-        ),
-        Option(
-            name="gradient_compression",
-            default="none",
+            "gradient_compression",
+            "none",
+            "Send gradients as they are, or rounded to 16 bits",
             choices=("none", "bf16", "fp16"),
-            summary="Send gradients as they are, or rounded to 16 bits",
         ),
     ),
     batch_norm_treatment="per_rank",

@@ -9,18 +9,19 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from workloads.contract import Hardware, Topology
+from workloads.contract import Topology
+from workloads.lazy import lazy_imports
 from workloads.registry import Option, Options, StrategyDeclaration
+from workloads.strategies.shared.compiled_steps import Model
+from workloads.strategies.shared.protocol import Task
 from workloads.strategies.shared.torch_strategy import ReplicaStrategy, under_autocast
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
+    import torch
     from torch import Tensor
-
-    from workloads.strategies.shared.compiled_steps import Model
-    from workloads.strategies.shared.protocol import Task
 
 SHARDED_PARAMETERS = 3
 """The ZeRO stage that shards parameters too."""
@@ -33,8 +34,6 @@ class DeepSpeed(ReplicaStrategy):
     """Parameters gathered in inference mode stay inference tensors, which a later training step cannot use."""
 
     def __init__(self, task: Task) -> None:
-        import torch
-
         self._deepspeed = _import_deepspeed(task)
         stage = int(task.options["stage"])  # type: ignore[arg-type]
         config = {
@@ -81,7 +80,7 @@ class DeepSpeed(ReplicaStrategy):
         self._engine.step()
 
     def state_dict(self) -> dict[str, Any]:
-        self.statistics.average()
+        self.average_statistics()
         keep = self.task.world.rank == 0
         parameters = list(self.module.parameters())
         states: dict[int, dict[str, Any]] = {}
@@ -112,7 +111,7 @@ class DeepSpeed(ReplicaStrategy):
             if name in buffers:
                 buffers[name].copy_(value)
         self._set_parameters({p: state["model"][name] for name, p in self.module.named_parameters()})
-        self.statistics.differ = False
+        self.statistics_differ = False
 
     def close(self) -> None:
         # deepspeed.comm keeps process groups in module variables; the next run in this process makes its own.
@@ -140,14 +139,11 @@ class DeepSpeed(ReplicaStrategy):
                     parameter.data.copy_(value)
         self._zero.refresh_fp32_params()
 
-    @contextlib.contextmanager
-    def _gathered(self, modifier_rank: int | None = None) -> Iterator[None]:
-        """Gather whole parameters on each rank within the block; changes on ``modifier_rank`` stay. Collective."""
+    def _gathered(self, modifier_rank: int | None = None) -> Any:
+        """Return a context with whole parameters on each rank; changes on ``modifier_rank`` stay. Collective."""
         if not self._shards_parameters:
-            yield
-            return
-        with self._deepspeed.zero.GatheredParameters(list(self.module.parameters()), modifier_rank=modifier_rank):
-            yield
+            return contextlib.nullcontext()
+        return self._deepspeed.zero.GatheredParameters(list(self.module.parameters()), modifier_rank=modifier_rank)
 
 
 def _import_deepspeed(task: Task) -> Any:
@@ -167,11 +163,6 @@ def _import_deepspeed(task: Task) -> Any:
     return deepspeed
 
 
-def _unsupported_hardware(_hardware: Hardware, options: Options) -> str:
-    stage = options["stage"]
-    return "" if stage in (1, 2, SHARDED_PARAMETERS) else f"ZeRO has stages 1, 2 and 3, and stage is {stage}"
-
-
 def _unsupported_training(train: Mapping[str, Any], _options: Options) -> str:
     if train["channels_last"]:
         return "ZeRO keeps parameters in flat buffers, without channels_last"
@@ -184,7 +175,9 @@ DECLARATION = StrategyDeclaration(
     name="deepspeed",
     summary="DeepSpeed's ZeRO: one process per device; optimizer state, gradients and parameters sharded, by stage.",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
-    unsupported_hardware=_unsupported_hardware,
+    unsupported_hardware=lambda _hardware, options: (
+        "" if options["stage"] in (1, 2, 3) else f"ZeRO has stages 1, 2 and 3, and stage is {options['stage']}"
+    ),
     unsupported_training=_unsupported_training,
     unsupported_compile=lambda _how, _options: (
         "ZeRO's hooks gather and reduce between layers, outside of compiled code and CUDA graphs"
@@ -192,19 +185,9 @@ DECLARATION = StrategyDeclaration(
     splits_batch=True,
     packages=("torch", "deepspeed"),
     options=(
-        Option(
-            name="stage",
-            default=2,
-            minimum=1,
-            summary="1 shards the optimizer state, 2 also gradients, 3 also parameters",
-        ),
-        Option(name="overlap_comm", default=False, summary="Send gradients while the backward pass goes on"),
-        Option(
-            name="bucket_elements",
-            default=500_000_000,
-            minimum=1,
-            summary="Gradients are reduced in buckets of so many elements",
-        ),
+        Option("stage", 2, "1 shards the optimizer state, 2 also gradients, 3 also parameters", minimum=1),
+        Option("overlap_comm", False, "Send gradients while the backward pass goes on"),
+        Option("bucket_elements", 500_000_000, "Gradients are reduced in buckets of so many elements", minimum=1),
     ),
     batch_norm_treatment="per_rank",
     contract_options=({}, {"stage": 1}, {"stage": 3}),

@@ -9,19 +9,21 @@ more unit, which stays gathered between forward and backward pass; with ``wrap =
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.contract import Topology
 from workloads.errors import InputError
+from workloads.lazy import lazy_imports
 from workloads.registry import Option, Options, StrategyDeclaration
-from workloads.strategies.shared.compiled_steps import compile_for_one_shape
+from workloads.strategies.shared import limits
+from workloads.strategies.shared.compiled_steps import Model, compile_for_one_shape
+from workloads.strategies.shared.protocol import Task
 from workloads.strategies.shared.torch_strategy import ReplicaStrategy
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
+    import torch
     from torch import Tensor, nn
-
-    from workloads.strategies.shared.compiled_steps import Model
-    from workloads.strategies.shared.protocol import Task
+    from torch.distributed import device_mesh, fsdp, tensor
 
 SMALLEST_UNIT = 100_000
 
@@ -33,22 +35,18 @@ class Fsdp(ReplicaStrategy):
     """Parameters gathered in inference mode stay inference tensors, which a later training step cannot use."""
 
     def __init__(self, task: Task) -> None:
-        import torch
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-        policy = MixedPrecisionPolicy()
+        policy = fsdp.MixedPrecisionPolicy()
         if task.options["mixed_precision"] == "cast":
-            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         reshard = bool(task.options["reshard"])
-        mesh = init_device_mesh(task.device.type, (task.world.size,))
+        mesh = device_mesh.init_device_mesh(task.device.type, (task.world.size,))
         # Unit by unit from the CPU, so that no device ever holds the whole model.
         self._units = list(_units(task))
         for unit in self._units:
-            fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+            fsdp.fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
         # The backward pass needs what blocks leave over first, or it is small.
         rest = reshard and task.options["wrap"] == "model"
-        fully_shard(task.module, mesh=mesh, reshard_after_forward=rest, mp_policy=policy)
+        fsdp.fully_shard(task.module, mesh=mesh, reshard_after_forward=rest, mp_policy=policy)
         self._sharded: list[Any] = list(task.module.parameters())
         # torch has no fused optimizer for DTensors, so the optimizer updates plain tensors in the same memory.
         shards = [torch.nn.Parameter(p.detach().to_local()) for p in self._sharded]
@@ -64,7 +62,7 @@ class Fsdp(ReplicaStrategy):
         super().update()
 
     def state_dict(self) -> dict[str, Any]:
-        self.statistics.average()
+        self.average_statistics()
         keep = self.task.world.rank == 0
         model = _gathered(self.module.state_dict(), keep)
         optimizer = self.optimizer.state_dict()
@@ -76,7 +74,7 @@ class Fsdp(ReplicaStrategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         own = self.module.state_dict()
-        model = {name: _sharded_like(tensor, own[name]) for name, tensor in state["model"].items()}
+        model = {name: _sharded_like(value, own[name]) for name, value in state["model"].items()}
         states = {
             i: {k: self._local_shard(v, i) for k, v in values.items()}
             for i, values in state["optimizer"]["state"].items()
@@ -106,12 +104,10 @@ class Fsdp(ReplicaStrategy):
 
     def _as_sharded(self, value: Any, index: int) -> Any:
         """Return the optimizer's state of a shard as a shard of its state of the whole parameter."""
-        from torch.distributed.tensor import DTensor
-
         if not _is_per_element(value):
             return value
         like = self._sharded[index]
-        return DTensor.from_local(
+        return tensor.DTensor.from_local(
             value, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
 
@@ -123,7 +119,16 @@ def _units(task: Task) -> Iterator[nn.Module]:
     assert isinstance(smallest, int)
     modules = [module for module in task.module.modules() if module is not task.module]
     found: dict[nn.Module, None] = {}
-    for layer in _layers(task):
+    try:
+        layers = task.layers()
+    except InputError as error:
+        raise InputError(
+            error.what,
+            where="experiment.toml: strategy",
+            why=error.why or 'wrap = "blocks" gathers layers',
+            hint='set wrap = "model", which gathers the model as a whole',
+        ) from error
+    for layer in layers:
         own = set(layer.parameters())
         # A layer may be a part of a module that is called as a whole, such as half a block.
         holders = [layer] if layer in modules else [m for m in modules if own and own <= set(m.parameters())]
@@ -134,48 +139,26 @@ def _units(task: Task) -> Iterator[nn.Module]:
     yield from found
 
 
-def _layers(task: Task) -> list[nn.Module]:
-    try:
-        return task.layers()
-    except InputError as error:
-        raise InputError(
-            error.what,
-            where="experiment.toml: strategy",
-            why=error.why or 'wrap = "blocks" gathers layers',
-            hint='set wrap = "model", which gathers the model as a whole',
-        ) from error
-
-
 def _gathered(tensors: Mapping[str, Any], keep: bool) -> dict[str, Any]:
     """Gather sharded tensors one after another, to the CPU of the rank that keeps them. Collective."""
-    from torch import Tensor
-    from torch.distributed.tensor import DTensor
-
     whole = {}
     for name, value in tensors.items():
-        full = value.full_tensor() if isinstance(value, DTensor) else value
+        full = value.full_tensor() if isinstance(value, tensor.DTensor) else value
         if keep:
-            whole[name] = full.detach().to("cpu", copy=True) if isinstance(full, Tensor) else full
+            whole[name] = full.detach().to("cpu", copy=True) if isinstance(full, torch.Tensor) else full
     return whole
 
 
 def _sharded_like(full: Tensor, sharded: Tensor) -> Any:
     """Shard a whole tensor, which every rank has, as another one is sharded. Collective."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not isinstance(sharded, DTensor):
+    if not isinstance(sharded, tensor.DTensor):
         return full
-    return distribute_tensor(full.to(sharded.device), sharded.device_mesh, sharded.placements)
+    return tensor.distribute_tensor(full.to(sharded.device), sharded.device_mesh, sharded.placements)
 
 
 def _is_per_element(value: Any) -> bool:
     """Whether optimizer state has a number for each element of a parameter, as momenta do, and step counters do not."""
     return getattr(value, "ndim", 0) > 0
-
-
-def _unsupported_compile(how: str, _options: Options) -> str:
-    why = "FSDP2 allocates and frees parameters in every step, which a CUDA graph cannot capture"
-    return "" if how == "default" else why
 
 
 def _unsupported_training(train: Mapping[str, Any], options: Options) -> str:
@@ -202,32 +185,31 @@ DECLARATION = StrategyDeclaration(
     summary="FSDP2: one process per device; parameters, gradients and optimizer state sharded, gathered when needed.",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
     unsupported_training=_unsupported_training,
-    unsupported_compile=_unsupported_compile,
+    unsupported_compile=limits.not_captured(
+        "FSDP2 allocates and frees parameters in every step, which a CUDA graph cannot capture"
+    ),
     unsupported_batch_norm=_unsupported_batch_norm,
     splits_batch=True,
     options=(
         Option(
-            name="wrap",
-            default="blocks",
+            "wrap",
+            "blocks",
+            "What is gathered at a time: a block of the model, or all of it",
             choices=("blocks", "model"),
-            summary="What is gathered at a time: a block of the model, or all of it",
         ),
         Option(
-            name="min_unit_parameters",
-            default=SMALLEST_UNIT,
-            minimum=0,
-            summary="Layers with fewer parameters are gathered with the rest",
+            "min_unit_parameters", SMALLEST_UNIT, "Layers with fewer parameters are gathered with the rest", minimum=0
         ),
         Option(
-            name="reshard",
-            default=True,
-            summary="Give gathered parameters up after the forward pass and gather them again for the backward pass",
+            "reshard",
+            True,
+            "Give gathered parameters up after the forward pass and gather them again for the backward pass",
         ),
         Option(
-            name="mixed_precision",
-            default="autocast",
+            "mixed_precision",
+            "autocast",
+            'With precision "bf16": autocast as other strategies do, or gather and use parameters in bf16',
             choices=("autocast", "cast"),
-            summary='With precision "bf16": autocast as other strategies do, or gather and use parameters in bf16',
         ),
     ),
     batch_norm_treatment="per_rank",

@@ -10,19 +10,22 @@ by mean and (biased) variance of the whole batch; otherwise once a micro-batch, 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.contract import Hardware, Topology
+from workloads.lazy import lazy_imports
 from workloads.registry import Option, Options, StrategyDeclaration
 from workloads.strategies.shared import limits, partition
+from workloads.strategies.shared.compiled_steps import Model
+from workloads.strategies.shared.protocol import Task
 from workloads.strategies.shared.torch_strategy import TorchStrategy, under_autocast
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
+    import torch
     from torch import Tensor, nn
 
     from workloads.loaders.protocol import Batch
-    from workloads.strategies.shared.compiled_steps import Model
-    from workloads.strategies.shared.protocol import Task
+    from workloads.models.shared import layer_lists
 
 
 class Gpipe(TorchStrategy):
@@ -32,13 +35,9 @@ class Gpipe(TorchStrategy):
     """torchgpipe's threads inherit whether gradients are enabled (torchgpipe/worker.py), not inference mode."""
 
     def __init__(self, task: Task) -> None:
-        import torch
-
         # torchgpipe 0.0.7 calls Tensor.storage() (torchgpipe/stream.py), which torch 2 deprecates.
         warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
         from torchgpipe import GPipe
-
-        from workloads.models.shared import layer_lists
 
         chunks = task.options["chunks"]
         assert isinstance(chunks, int)
@@ -46,9 +45,8 @@ class Gpipe(TorchStrategy):
         deferred = bool(task.options["deferred_batch_norm"])
         module, self._deferred = _defer_batch_norm(task.module, chunks) if deferred else (task.module, [])
         layers = task.layers()
-        balance = partition.decide_balance(
-            task, layers, len(task.devices), samples=-(-task.config.batch_size // chunks)
-        )
+        samples = -(-task.config.batch_size // chunks)
+        balance = partition.decide_balance(task, layers, len(task.devices), samples)
         parts = [under_autocast(task, part) for part in layer_lists.cut(layers, balance)]
         pipeline = GPipe(
             torch.nn.Sequential(*parts),
@@ -87,7 +85,6 @@ def _defer_batch_norm(module: nn.Module, chunks: int) -> tuple[nn.Module, list[A
     Returns:
         The converted model and its deferred layers.
     """
-    import torch
     from torchgpipe.batchnorm import DeferredBatchNorm
 
     class Deferred(DeferredBatchNorm):
@@ -138,24 +135,20 @@ DECLARATION = StrategyDeclaration(
     options=(
         partition.CHUNKS,
         Option(
-            name="checkpoint",
-            default="except_last",
+            "checkpoint",
+            "except_last",
+            "Of which micro-batches activations are computed again in the backward pass",
             choices=("always", "except_last", "never"),
-            summary="Of which micro-batches activations are computed again in the backward pass",
         ),
         partition.balance_option("Layers, or segments, on each device; [] shares them out"),
         partition.balance_by_option("time"),
         Option(
-            name="segments",
-            default=0,
+            "segments",
+            0,
+            "Group layers to so many segments of equal cost first, which balance counts then; 0 does not",
             minimum=0,
-            summary="Group layers to so many segments of equal cost first, which balance counts then; 0 does not",
         ),
-        Option(
-            name="deferred_batch_norm",
-            default=True,
-            summary="Move running statistics once a batch and not once a micro-batch",
-        ),
+        Option("deferred_batch_norm", True, "Move running statistics once a batch and not once a micro-batch"),
     ),
     batch_norm_treatment="per_micro_batch",
     contract_options=(

@@ -17,9 +17,14 @@ from workloads.contract import Topology
 from workloads.errors import JobError
 from workloads.job import rendezvous
 from workloads.job.world import World
-from workloads.registry import Option, Options, StrategyDeclaration
+from workloads.lazy import lazy_imports
+from workloads.registry import Option, StrategyDeclaration
+from workloads.strategies.shared import limits
 from workloads.strategies.shared.protocol import Task
 from workloads.strategies.shared.torch_strategy import ReplicaStrategy
+
+with lazy_imports(__name__):
+    from torch import distributed
 
 START_TIMEOUT_S = 300
 """Horovod's default is 30 s, too short where ranks import from a busy file system."""
@@ -52,8 +57,6 @@ class Horovod(ReplicaStrategy):
 
 def _configure(task: Task) -> None:
     """Set the variables from which Horovod learns ranks and rendezvous. Collective."""
-    from torch import distributed
-
     world = task.world
     ranks: list[tuple[int, int, int]] = [(world.node, world.local_rank, world.local_size)] * world.size
     address_and_port: list[Any] = [None, None]
@@ -75,8 +78,7 @@ def _configure(task: Task) -> None:
     }
     # Otherwise the host waits for the all-reduce of every gradient before it launches the next step's kernels.
     os.environ.setdefault("HOROVOD_ENABLE_ASYNC_COMPLETION", "1")
-    interface = rendezvous.interface_towards(address)
-    if interface:
+    if interface := rendezvous.interface_towards(address):
         os.environ.setdefault("HOROVOD_GLOO_IFACE", interface)
 
 
@@ -129,37 +131,21 @@ def _reachable(addresses: list[str], port: int) -> str:
     )
 
 
-def _unsupported_compile(how: str, _options: Options) -> str:
-    return "" if how == "default" else "Horovod's own thread starts the all-reduce, which a CUDA graph cannot capture"
-
-
-def _unsupported_training(train: Any, _options: Options) -> str:
-    return "Horovod averages only contiguous gradients, without channels_last" if train["channels_last"] else ""
-
-
 DECLARATION = StrategyDeclaration(
     name="horovod",
     summary="Horovod: one process per device, each with its part of the batch, gradients averaged by Horovod.",
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
-    unsupported_training=_unsupported_training,
-    unsupported_compile=_unsupported_compile,
+    unsupported_training=limits.no_channels_last("Horovod averages only contiguous gradients, without channels_last"),
+    unsupported_compile=limits.not_captured(
+        "Horovod's own thread starts the all-reduce, which a CUDA graph cannot capture"
+    ),
     splits_batch=True,
     packages=("torch", "horovod"),
     options=(
+        Option("compression", "none", "Send gradients as they are, or in half precision", choices=("none", "fp16")),
+        Option("fusion_threshold_mb", 128, "Gradients are sent together up to this size", minimum=0),
         Option(
-            name="compression",
-            default="none",
-            choices=("none", "fp16"),
-            summary="Send gradients as they are, or in half precision",
-        ),
-        Option(
-            name="fusion_threshold_mb", default=128, minimum=0, summary="Gradients are sent together up to this size"
-        ),
-        Option(
-            name="cycle_time_ms",
-            default=1.0,
-            minimum=0.0,
-            summary="How long Horovod's thread waits for more gradients to send together",
+            "cycle_time_ms", 1.0, "How long Horovod's thread waits for more gradients to send together", minimum=0.0
         ),
     ),
     batch_norm_treatment="per_rank",

@@ -10,18 +10,18 @@ and all replicas in its optimizer part.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.contract import Topology
+from workloads.lazy import lazy_imports
 from workloads.registry import Option, StrategyDeclaration
-from workloads.strategies.shared.running_statistics import average, trained_statistics
-from workloads.strategies.shared.torch_strategy import TorchStrategy
+from workloads.strategies.shared.protocol import Task
+from workloads.strategies.shared.torch_strategy import TorchStrategy, average, trained_statistics
 
-if TYPE_CHECKING:
-    from torch import Tensor
+with lazy_imports(__name__):
+    from torch import Tensor, distributed
 
     from workloads.loaders.protocol import Batch
-    from workloads.strategies.shared.protocol import Task
 
 
 class LocalSgd(TorchStrategy):
@@ -48,8 +48,6 @@ class LocalSgd(TorchStrategy):
         return super().logits(x)
 
     def state_dict(self) -> dict[str, Any]:
-        from torch import distributed
-
         self._restore_replica()
         own = super().state_dict()
         replicas: list[dict[str, Any]] = [own] * self.task.world.size
@@ -82,7 +80,7 @@ DECLARATION = StrategyDeclaration(
     topology=lambda _options: Topology.PROCESS_PER_DEVICE,
     unsupported_compile=lambda _how, _options: "",
     splits_batch=True,
-    options=(Option(name="period", default=8, minimum=1, summary="Steps between two averages of the replicas"),),
+    options=(Option("period", 8, "Steps between two averages of the replicas", minimum=1),),
     batch_norm_treatment="per_rank",
     contract_options=({"period": 1},),
     equal_under=("sgd",),

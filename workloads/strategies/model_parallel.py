@@ -7,27 +7,25 @@ sees all of it, and the result is eager's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from workloads.contract import Topology
-from workloads.registry import Options, StrategyDeclaration
-from workloads.strategies.shared import partition
-from workloads.strategies.shared.compiled_steps import compile_for_one_shape
+from workloads.lazy import lazy_imports
+from workloads.registry import StrategyDeclaration
+from workloads.strategies.shared import limits, partition
+from workloads.strategies.shared.compiled_steps import Model, compile_for_one_shape
+from workloads.strategies.shared.protocol import Task
 from workloads.strategies.shared.torch_strategy import TorchStrategy
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
     from torch import Tensor
 
-    from workloads.strategies.shared.compiled_steps import Model
-    from workloads.strategies.shared.protocol import Task
+    from workloads.models.shared import layer_lists
 
 
 class ModelParallel(TorchStrategy):
     """Both parts, in one process."""
 
     def __init__(self, task: Task) -> None:
-        from workloads.models.shared import layer_lists
-
         layers = task.layers()
         balance = partition.decide_balance(task, layers, partition.TWO_PARTS, samples=task.config.batch_size)
         self._devices = task.devices
@@ -56,10 +54,6 @@ class ModelParallel(TorchStrategy):
         return compute
 
 
-def _unsupported_compile(how: str, _options: Options) -> str:
-    return "" if how == "default" else "one CUDA graph cannot capture a step over two GPUs"
-
-
 DECLARATION = StrategyDeclaration(
     name="model_parallel",
     summary="The model in two parts on two devices, which take turns: saves memory, costs time.",
@@ -69,7 +63,7 @@ DECLARATION = StrategyDeclaration(
         or partition.ignored_balance_by(options, "size")
     ),
     unsupported_layers=lambda layers, _, options: partition.unsupported_layers(layers, partition.TWO_PARTS, options),
-    unsupported_compile=_unsupported_compile,
+    unsupported_compile=limits.not_captured("one CUDA graph cannot capture a step over two GPUs"),
     needs_layers=True,
     splits_batch=False,
     options=(

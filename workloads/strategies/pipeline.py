@@ -10,20 +10,25 @@ stages; the messages between them and the optimizer's update run outside.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.contract import Hardware, Topology
+from workloads.lazy import lazy_imports
 from workloads.registry import Option, Options, StrategyDeclaration
-from workloads.strategies.shared import compiled_steps, partition
+from workloads.strategies.shared import compiled_steps, limits, partition
+from workloads.strategies.shared.protocol import Task
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor, distributed, nn
+    from torch.distributed import pipelining
 
+    from workloads.engines import checkpoint
     from workloads.loaders.protocol import Batch
-    from workloads.strategies.shared.pipeline_stage import Stage
-    from workloads.strategies.shared.protocol import Task
+    from workloads.models.shared import layer_lists
+    from workloads.strategies.shared import pipeline_stage
 
 IGNORED_CLASS = -100
 """The class of a padding sample: the default ``ignore_index`` of ``cross_entropy``."""
@@ -37,10 +42,6 @@ class Pipeline:
     optimizer: torch.optim.Optimizer
 
     def __init__(self, task: Task) -> None:
-        from torch.distributed.pipelining import PipelineStage
-
-        from workloads.strategies.shared.pipeline_stage import Stage
-
         self._task = task
         self._module = task.module
         chunks, schedule = task.options["chunks"], str(task.options["schedule"])
@@ -51,23 +52,23 @@ class Pipeline:
         self._num_stages = self._ranks * STAGES_PER_RANK[schedule]
         parts = self._cut_into_stages()
         self._wires = wires = _wires(task, parts, self._micro_batch)
-        self._stages: dict[int, Stage] = {}
+        self._stages: dict[int, pipeline_stage.Stage] = {}
         stages = []
         for number in range(self._rank, self._num_stages, self._ranks):
-            self._stages[number] = stage = Stage(task, parts[number].to(task.device)).eval()
+            stage = pipeline_stage.Stage(task, parts[number].to(task.device)).eval()
+            self._stages[number] = stage
             ends: dict[str, Any] = {"input_args": wires[number], "output_args": wires[number + 1]}
-            stages.append(PipelineStage(stage, number, self._num_stages, task.device, **ends))
+            stages.append(pipelining.PipelineStage(stage, number, self._num_stages, task.device, **ends))
         own = {id(t) for t in self._tensors()}
         every = list(self._module.parameters())
         self._own_indices = [i for i, p in enumerate(every) if id(p) in own]
-        self.optimizer = task.make_optimizer([every[i] for i in self._own_indices] or [_placeholder()])
+        placeholder = nn.Parameter(torch.zeros(0))  # torch's optimizers reject an empty list
+        self.optimizer = task.make_optimizer([every[i] for i in self._own_indices] or [placeholder])
         self._num_global = 1
         self._schedule = _schedule(schedule, stages, chunks, self._loss)
         self._captured = False
 
     def prepare(self, batch: Batch) -> None:
-        from workloads.strategies.shared.pipeline_stage import warm_up
-
         how = self._task.config.compile
         preserved = compiled_steps.preserved(self._tensors(), self.optimizer)
         with preserved, compiled_steps.compiler_errors_explained():
@@ -76,14 +77,12 @@ class Pipeline:
                 if how in compiled_steps.COMPILED:
                     stage.compile_part()
                 if how in compiled_steps.CAPTURED:
-                    warm_up(stage, self._wires[number])
+                    pipeline_stage.warm_up(stage, self._wires[number])
                     stage.capture(self._wires[number], self._samples // self._micro_batch)
                     self._captured = True
             self.train_step(batch)
 
     def train_step(self, batch: Batch) -> Tensor:
-        import torch
-
         for stage in self._stages.values():
             self._task.set_training(stage, True)
         # Captured backward passes add to the gradient tensors that existed at capture.
@@ -96,13 +95,11 @@ class Pipeline:
         else:
             self._schedule.step(*inputs)
         self.optimizer.step()
-        if not losses:
-            return torch.zeros((), device=self._task.device, dtype=batch.x.dtype)
-        return torch.stack(losses).detach().sum() * batch.num_global
+        if losses:
+            return torch.stack(losses).detach().sum() * batch.num_global
+        return torch.zeros((), device=self._task.device, dtype=batch.x.dtype)
 
     def logits(self, x: Tensor) -> Tensor | None:
-        import torch
-
         outputs = []
         with torch.no_grad():
             for part in torch.split(x, self._micro_batch):
@@ -112,11 +109,7 @@ class Pipeline:
         return torch.cat(outputs) if outputs else None
 
     def state_dict(self) -> dict[str, Any]:
-        from torch import distributed
-
-        from workloads.engines.checkpoint import cpu_state
-
-        state = cpu_state(self._module, self.optimizer)
+        state = checkpoint.cpu_state(self._module, self.optimizer)
         own = {id(t) for t in self._tensors()}
         held = self._module.state_dict(keep_vars=True)
         share = {
@@ -151,9 +144,6 @@ class Pipeline:
 
     def _forward(self, x: Tensor) -> Tensor | None:
         """Pass one micro-batch through all stages; returns the last one's output, on its rank. Collective."""
-        import torch
-        from torch import distributed
-
         for number, stage in self._stages.items():
             self._task.set_training(stage, False)
             if number:
@@ -167,11 +157,6 @@ class Pipeline:
 
     def _cut_into_stages(self) -> list[nn.Sequential]:
         """Cut the model as rank 0 decides, because measured times differ between ranks. Collective."""
-        import torch
-        from torch import distributed
-
-        from workloads.models.shared import layer_lists
-
         task, layers = self._task, self._task.layers()
         balance = torch.zeros(self._num_stages, dtype=torch.int64, device=task.device)
         if self._rank == 0:
@@ -186,10 +171,6 @@ def _wires(task: Task, parts: Sequence[nn.Module], samples: int) -> list[Tensor]
 
     A copy of each part computes it, one after another, so that only one is on the device.
     """
-    import copy
-
-    import torch
-
     x = task.example(samples)
     wires = [x]
     with torch.no_grad():
@@ -201,8 +182,6 @@ def _wires(task: Task, parts: Sequence[nn.Module], samples: int) -> list[Tensor]
 
 
 def _schedule(name: str, stages: list[Any], chunks: int, loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
-    from torch.distributed import pipelining
-
     kind: Any = {
         "gpipe": pipelining.ScheduleGPipe,
         "1f1b": pipelining.Schedule1F1B,
@@ -217,16 +196,7 @@ def _padded(tensor: Tensor, samples: int, value: int) -> Tensor:
     """Return the tensor with padding samples at its end."""
     if len(tensor) == samples:
         return tensor
-    import torch
-
     return torch.cat([tensor, tensor.new_full((samples - len(tensor), *tensor.shape[1:]), value)])
-
-
-def _placeholder() -> nn.Parameter:
-    """Return an empty parameter for stages without any: torch's optimizers reject an empty list."""
-    import torch
-
-    return torch.nn.Parameter(torch.zeros(0))
 
 
 def _num_stages(hardware: Hardware, options: Options) -> int:
@@ -255,10 +225,6 @@ def _unsupported_compile(_how: str, options: Options) -> str:
     return ""
 
 
-def _unsupported_training(train: Any, _options: Options) -> str:
-    return "messages between stages are contiguous, so channels_last has no effect" if train["channels_last"] else ""
-
-
 DECLARATION = StrategyDeclaration(
     name="pipeline",
     summary="torch.distributed.pipelining: one process per device with a stage of the model; four schedules.",
@@ -267,7 +233,9 @@ DECLARATION = StrategyDeclaration(
     unsupported_layers=lambda layers, hardware, options: partition.unsupported_layers(
         layers, _num_stages(hardware, options), options
     ),
-    unsupported_training=_unsupported_training,
+    unsupported_training=limits.no_channels_last(
+        "messages between stages are contiguous, so channels_last has no effect"
+    ),
     unsupported_compile=_unsupported_compile,
     needs_layers=True,
     splits_batch=False,
@@ -275,10 +243,10 @@ DECLARATION = StrategyDeclaration(
     equal_micro_batches=True,
     options=(
         Option(
-            name="schedule",
-            default="1f1b",
+            "schedule",
+            "1f1b",
+            "In which order stages work on micro-batches; interleaved and zero_bubble have two stages a device",
             choices=tuple(STAGES_PER_RANK),
-            summary="In which order stages work on micro-batches; interleaved and zero_bubble have two stages a device",
         ),
         partition.CHUNKS,
         partition.balance_option("Layers of each stage; [] shares them out"),

@@ -14,8 +14,6 @@ from workloads.contract import Hardware, Topology
 from workloads.errors import InputError
 from workloads.registry import NO_FRAMEWORK, Option, Options, StrategyDeclaration
 
-FAULTS = ("none", "crash", "hang", "memory", "exit")
-
 
 def _unsupported_hardware(hardware: Hardware, options: Options) -> str:
     rank, ranks = options["fault_rank"], hardware.devices
@@ -47,12 +45,12 @@ DECLARATION = StrategyDeclaration(
     splits_batch=True,
     packages=(),
     options=(
-        Option(name="epoch_s", default=0.0, summary="Seconds that an epoch lasts.", minimum=0.0),
-        Option(name="look_at_data", default=False, summary="Report what is wrong with the data set on the node."),
-        Option(name="fault", default="none", summary="What goes wrong, on purpose.", choices=FAULTS),
-        Option(name="fault_epoch", default=1, summary="In which epoch, from 1 on.", minimum=1.0),
-        Option(name="fault_mb", default=0, summary="Memory it takes at most, in MB; 0 is all.", minimum=0.0),
-        Option(name="fault_rank", default=0, summary="On which rank.", minimum=0.0),
+        Option("epoch_s", 0.0, "Seconds that an epoch lasts.", minimum=0.0),
+        Option("look_at_data", False, "Report what is wrong with the data set on the node."),
+        Option("fault", "none", "What goes wrong, on purpose.", choices=("none", "crash", "hang", "memory", "exit")),
+        Option("fault_epoch", 1, "In which epoch, from 1 on.", minimum=1.0),
+        Option("fault_mb", 0, "Memory it takes at most, in MB; 0 is all.", minimum=0.0),
+        Option("fault_rank", 0, "On which rank.", minimum=0.0),
     ),
     batch_norm_treatment="none",
     create=_create,

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from workloads.contract import Hardware, Topology
-from workloads.registry import TENSORFLOW, Option, Options, StrategyDeclaration
+from workloads.contract import Hardware
+from workloads.lazy import lazy_imports
+from workloads.registry import Option, Options
 from workloads.strategies.shared import limits
 from workloads.strategies.shared.keras_protocol import KerasTask
 from workloads.strategies.tf_eager import TfEager
+
+with lazy_imports(__name__):
+    import tensorflow as tf
 
 
 class TfMirrored(TfEager):
     """The whole model on each of several replicas."""
 
     def make_distribution(self, task: KerasTask) -> Any:
-        import tensorflow as tf
-
         makers = {
             "auto": lambda: None,
             "nccl": tf.distribute.NcclAllReduce,
@@ -40,22 +42,17 @@ def _unsupported_hardware(hardware: Hardware, options: Options) -> str:
     return 'all_reduce = "nccl" is for GPUs' if options["all_reduce"] == "nccl" and hardware.is_cpu else ""
 
 
-DECLARATION = StrategyDeclaration(
+DECLARATION = limits.tensorflow_declaration(
     name="tf_mirrored",
     summary="TensorFlow's MirroredStrategy: one process with a replica on each device, gradients summed.",
-    framework=TENSORFLOW,
-    topology=lambda _options: Topology.ONE_PROCESS,
     unsupported_hardware=_unsupported_hardware,
-    unsupported_training=limits.tensorflow_training,
-    unsupported_compile=limits.tensorflow_compile,
     splits_batch=True,
-    packages=("tensorflow|tensorflow-cpu",),
     options=(
         Option(
-            name="all_reduce",
-            default="auto",
+            "all_reduce",
+            "auto",
+            "How gradients are summed; auto is NCCL for GPUs, and one device for CPUs",
             choices=("auto", "nccl", "hierarchical_copy", "one_device"),
-            summary="How gradients are summed; auto is NCCL for GPUs, and one device for CPUs",
         ),
     ),
     batch_norm_treatment="per_rank",

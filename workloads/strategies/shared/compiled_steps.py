@@ -12,16 +12,17 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.errors import InputError
+from workloads.lazy import lazy_imports
+from workloads.strategies.shared.protocol import Task
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
     import torch
     from torch import Tensor
 
     from workloads.loaders.protocol import Batch
-    from workloads.strategies.shared.protocol import Task
 
 Model = Callable[["Tensor"], "Tensor"]
 Step = Callable[[Model, "Batch"], "Tensor"]
@@ -106,7 +107,7 @@ class StepRunner:
         """Free the captured step: destroying an NCCL communicator waits for the graphs that captured its collectives
         (pytorch/pytorch#115388)."""
         if self._captured is not None:
-            self._captured.close()
+            self._captured.graph.reset()
             self._captured = None
 
 
@@ -116,8 +117,6 @@ class _CapturedStep:
     def __init__(
         self, task: Task, step: Step, model: Model, optimizer: torch.optim.Optimizer, batch: Batch, warmup_steps: int
     ) -> None:
-        import torch
-
         self._optimizer = optimizer
         self._batch = dataclasses.replace(batch, x=batch.x.clone(), y=batch.y.clone())
         self._rate = torch.zeros((), device=task.device)
@@ -127,20 +126,17 @@ class _CapturedStep:
         # The captured backward pass must allocate the gradients in the graph's own memory pool.
         optimizer.zero_grad(set_to_none=True)
         with _learning_rate_on_device(optimizer, self._rate, capturing=True):
-            self._loss, _, self._graph = capture_work(lambda: step(model, self._batch), task.device)
+            self._loss, self.graph = capture_work(lambda: step(model, self._batch), task.device)
 
     def replay(self, batch: Batch) -> Tensor:
         """Run the step for another batch of the same shape at the optimizer's current learning rate."""
         self._batch.x.copy_(batch.x)
         self._batch.y.copy_(batch.y)
         self._rate.fill_(self._optimizer.param_groups[0]["lr"])
-        self._graph.replay()
+        self.graph.replay()
         # The next replay overwrites the loss, which is read many steps later.
         loss: Tensor = self._loss.clone()
         return loss
-
-    def close(self) -> None:
-        self._graph.reset()
 
 
 def compile_for_one_shape(model: Any) -> Any:
@@ -148,15 +144,11 @@ def compile_for_one_shape(model: Any) -> Any:
 
     With ``dynamic=None``, torch's default, the second shape would replace the code by slower code for any shape.
     """
-    import torch
-
     return torch.compile(model, dynamic=False)
 
 
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    import torch
-
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
@@ -168,8 +160,6 @@ def side_stream(device: torch.device) -> Iterator[None]:
     AccumulateGrad node on the stream of its first forward pass and runs it there ever after, so that pass belongs here
     (torch's note "CUDA semantics: stream semantics of backward passes").
     """
-    import torch
-
     side, current = _capture_stream(device), torch.cuda.current_stream(device)
     side.wait_stream(current)
     with torch.cuda.stream(side):
@@ -177,9 +167,7 @@ def side_stream(device: torch.device) -> Iterator[None]:
     current.wait_stream(side)
 
 
-def capture_work(
-    work: Callable[[], Any], device: torch.device, pool: Any = None
-) -> tuple[Any, Callable[[], None], Any]:
+def capture_work(work: Callable[[], Any], device: torch.device, pool: Any = None) -> tuple[Any, torch.cuda.CUDAGraph]:
     """Capture work as a CUDA graph instead of running it.
 
     Args:
@@ -187,16 +175,14 @@ def capture_work(
         pool: memory pool of a graph that is always replayed before this one.
 
     Returns:
-        What ``work`` returns, in memory that each replay overwrites; the graph's replay; and the graph.
+        What ``work`` returns, in memory that each replay overwrites; and the graph.
     """
-    import torch
-
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     # The default mode, "global", makes cudaMalloc in any thread an error, such as in the loader's.
     with torch.cuda.graph(graph, pool=pool, stream=_capture_stream(device), capture_error_mode="thread_local"):
         output = work()
-    return output, graph.replay, graph
+    return output, graph
 
 
 @contextlib.contextmanager
@@ -241,8 +227,6 @@ def preserved(tensors: list[Tensor], optimizer: torch.optim.Optimizer) -> Iterat
 
     State that the optimizer created meanwhile becomes zero, as momenta, averages and step counters start.
     """
-    import torch
-
     # Copies on the host do not raise the device's peak memory, which the run reports.
     saved = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
     saved_states = {

@@ -27,7 +27,7 @@ class KerasTask:
     """Makes the model's layers; called once, in the scope that decides where variables live."""
     layer_sizes: Callable[[], list[float]]
     """Number of parameters of each layer."""
-    note_balance: Callable[[Sequence[int]], None]
+    note_balance: Callable[[list[int]], None]
     """Writes how many layers each part has into the result, where the model is cut."""
     example: Callable[[], Any]
     """A batch of one sample, to build the layers with."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from workloads.contract import Hardware
-from workloads.registry import Options
+from workloads.contract import Hardware, Topology
+from workloads.registry import TENSORFLOW, Options, StrategyDeclaration
 
 
 def one_device(name: str, hardware: Hardware) -> str:
@@ -21,7 +22,7 @@ def one_node(name: str, hardware: Hardware, devices: str = "devices") -> str:
     return f"{name} is one process, which cannot use the {devices} of {hardware.nodes} nodes"
 
 
-def tensorflow_training(train: Mapping[str, Any], _options: Options) -> str:
+def _tensorflow_training(train: Mapping[str, Any], _options: Options) -> str:
     """Check the keys of a TensorFlow run."""
     if train["channels_last"]:
         return "TensorFlow always stores channels last: remove channels_last"
@@ -30,6 +31,22 @@ def tensorflow_training(train: Mapping[str, Any], _options: Options) -> str:
     return ""
 
 
-def tensorflow_compile(_how: str, _options: Options) -> str:
-    """Reject every value of ``compile`` for TensorFlow."""
-    return "TensorFlow always traces its steps into graphs: remove compile"
+def no_channels_last(why: str) -> Callable[[Mapping[str, Any], Options], str]:
+    """Return the check of a strategy that cannot use ``channels_last``."""
+    return lambda train, _options: why if train["channels_last"] else ""
+
+
+def not_captured(why: str) -> Callable[[str, Options], str]:
+    """Return the check of a strategy that compiles models, and whose steps no CUDA graph can capture."""
+    return lambda how, _options: "" if how == "default" else why
+
+
+tensorflow_declaration = partial(
+    StrategyDeclaration,
+    framework=TENSORFLOW,
+    topology=lambda _options: Topology.ONE_PROCESS,
+    packages=("tensorflow|tensorflow-cpu",),
+    unsupported_training=_tensorflow_training,
+    unsupported_compile=lambda _how, _options: "TensorFlow always traces its steps into graphs: remove compile",
+)
+"""Declare a TensorFlow strategy."""

@@ -5,42 +5,39 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from itertools import accumulate
-from typing import TYPE_CHECKING
+from itertools import accumulate, pairwise
 
 from workloads.contract import Hardware
 from workloads.errors import InputError
+from workloads.lazy import lazy_imports
 from workloads.registry import Option, Options
 from workloads.strategies.shared.compiled_steps import CAPTURED, capture_work, side_stream
+from workloads.strategies.shared.keras_protocol import KerasTask
+from workloads.strategies.shared.protocol import Task
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
+    import torch
     from torch import Tensor, nn
-
-    from workloads.strategies.shared.protocol import Task
 
 REPEATS = 3
 """Measurements of a layer, of which the shortest counts: disturbances only ever make it longer."""
 
-CHUNKS = Option(name="chunks", default=4, minimum=1, summary="Micro-batches a batch")
+CHUNKS = Option("chunks", 4, "Micro-batches a batch", minimum=1)
 
 TWO_PARTS = 2
 
 
 def balance_option(summary: str) -> Option:
     """Return the option ``balance``: how many layers, or segments, each part has."""
-    return Option(name="balance", default=(), minimum=1, summary=summary)
+    return Option("balance", (), summary, minimum=1)
 
 
 def balance_by_option(default: str) -> Option:
     """Return the option ``balance_by``, of which the default is named first."""
     other = {"time": "size", "size": "time"}[default]
     words = {"time": "measured time", "size": "number of parameters"}
-    return Option(
-        name="balance_by",
-        default=default,
-        choices=(default, other),
-        summary=f"Layers are shared out by {words[default]} or by {words[other]}",
-    )
+    summary = f"Layers are shared out by {words[default]} or by {words[other]}"
+    return Option("balance_by", default, summary, choices=(default, other))
 
 
 def decide_balance(task: Task, layers: Sequence[nn.Module], parts: int, samples: int) -> tuple[int, ...]:
@@ -55,12 +52,7 @@ def decide_balance(task: Task, layers: Sequence[nn.Module], parts: int, samples:
     Raises:
         InputError: ``balance`` does not add up, or there are more parts than layers.
     """
-    if why := unsupported_layers(len(layers), parts, task.options):
-        raise InputError(
-            f"{task.config.strategy} cannot cut {task.config.model}: {why}",
-            where="experiment.toml: strategy",
-            hint="leave balance out to have layers shared out by measured time",
-        )
+    check_layers(task, len(layers), parts, "measured time")
     return task.balance(lambda: _balance_anew(task, layers, parts, samples))
 
 
@@ -69,12 +61,28 @@ def _balance_anew(task: Task, layers: Sequence[nn.Module], parts: int, samples: 
     groups = (1,) * len(layers)
     costs: list[float] = []
     if segments or not balance:
-        by_size = task.options["balance_by"] == "size"
-        costs = [_num_parameters(layer) for layer in layers] if by_size else measure_layers_s(task, layers, samples)
+        if task.options["balance_by"] == "size":
+            costs = [float(sum(p.numel() for p in layer.parameters())) for layer in layers]
+        else:
+            costs = measure_layers_s(task, layers, samples)
     if segments:
         groups = equal_parts(costs, segments)
         costs = sums_of_runs(costs, groups)
     return [int(n) for n in sums_of_runs(groups, balance or equal_parts(costs, parts))]
+
+
+def check_layers(task: Task | KerasTask, layers: int, parts: int, default: str) -> None:
+    """Check that a model of so many layers can be cut; ``default`` names what shares them out without ``balance``.
+
+    Raises:
+        InputError: ``balance`` does not add up, or there are more parts than layers.
+    """
+    if why := unsupported_layers(layers, parts, task.options):
+        raise InputError(
+            f"{task.config.strategy} cannot cut {task.config.model}: {why}",
+            where="experiment.toml: strategy",
+            hint=f"leave balance out to have layers shared out by {default}",
+        )
 
 
 def unsupported_layers(layers: int, parts: int, options: Options) -> str:
@@ -118,10 +126,6 @@ def sums_of_runs(values: Sequence[float], lengths: Sequence[int]) -> list[float]
     return [sum(values[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
 
-def _num_parameters(layer: nn.Module) -> float:
-    return float(sum(p.numel() for p in layer.parameters()))
-
-
 def equal_parts(costs: Sequence[float], parts: int) -> tuple[int, ...]:
     """Return the lengths of consecutive runs of costs, none empty, that minimize the sum of the dearest run."""
     sums = [0.0, *accumulate(costs)]
@@ -129,20 +133,13 @@ def equal_parts(costs: Sequence[float], parts: int) -> tuple[int, ...]:
     # best[k][n]: (cost of the dearest run, start of the last run) of the best cut of the first n costs into k runs.
     best: list[list[tuple[float, int]]] = [[(0.0 if n == 0 else float("inf"), 0) for n in range(count + 1)]]
     for _ in range(parts):
-        before = best[-1]
-        best.append(
-            [
-                min(((max(before[m][0], sums[n] - sums[m]), m) for m in range(n)), default=(float("inf"), 0))
-                for n in range(count + 1)
-            ]
-        )
-    lengths: list[int] = []
-    end = count
+        before = [cost for cost, _ in best[-1]]
+        cuts = [[(max(before[m], sums[n] - sums[m]), m) for m in range(n)] for n in range(count + 1)]
+        best.append([min(row, default=(float("inf"), 0)) for row in cuts])
+    ends = [count]
     for row in reversed(best[1:]):
-        start = row[end][1]
-        lengths.append(end - start)
-        end = start
-    return tuple(reversed(lengths))
+        ends.append(row[ends[-1]][1])
+    return tuple(end - start for start, end in pairwise(reversed(ends)))
 
 
 def measure_layers_s(task: Task, layers: Sequence[nn.Module], samples: int) -> list[float]:
@@ -151,8 +148,6 @@ def measure_layers_s(task: Task, layers: Sequence[nn.Module], samples: int) -> l
     Layers are copied, so neither their devices nor their statistics change. Where stages are captured as CUDA graphs,
     layers are too: as written, small layers would take as long as their kernel launches.
     """
-    import torch
-
     settle: Callable[[], object] = torch.cuda.synchronize if task.device.type == "cuda" else (lambda: None)
     x = task.example(samples)
     times_s = []
@@ -189,4 +184,4 @@ class _Trial:
         """Return the replay of the same work as a CUDA graph."""
         with side_stream(self._task.device):
             self.work()
-        return capture_work(self.work, self._task.device)[1]
+        return capture_work(self.work, self._task.device)[1].replay

@@ -8,31 +8,21 @@ its own graphs, so schedules may order the passes as they like. Gradients accumu
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from workloads.strategies.shared import compiled_steps
-
-if TYPE_CHECKING:
-    from workloads.strategies.shared.protocol import Task
+from workloads.strategies.shared.protocol import Task
 
 Work = Callable[[], Tensor | None]
 
 
-class Capture(Protocol):
-    """Captures work on static tensors."""
-
-    def __call__(self, work: Work, pool: list[Any]) -> tuple[Tensor | None, Callable[[], None]]:
-        """Capture ``work``.
-
-        Args:
-            pool: memory shared by work that is replayed in the order of its capture; filled by the first call.
-
-        Returns:
-            The output, which each replay overwrites, and the replay.
-        """
+Capture = Callable[[Work, list[Any]], tuple[Tensor | None, Callable[[], None]]]
+"""(work on static tensors, pool) -> its output, which each replay overwrites, and the replay. Work that is replayed in
+the order of its capture shares the memory of ``pool``, which the first call fills."""
 
 
 class Stage(nn.Module):
@@ -71,9 +61,9 @@ class Stage(nn.Module):
         """
         for parameter in self.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        capture = capture or _capture_on(self._task.device)
+        capture = capture or partial(_capture_graph, self._task.device)
         self._captured = [
-            _MicroBatch(lambda x: self._compute(self._model[0], x), wire, capture) for _ in range(micro_batches)
+            _MicroBatch(partial(self._compute, self._model[0]), wire, capture) for _ in range(micro_batches)
         ]
 
     def _compute(self, model: Any, x: Tensor) -> Tensor:
@@ -129,19 +119,15 @@ class _Replay(torch.autograd.Function):
         return None if found is None else found.clone(), None, None
 
 
-def _capture_on(device: torch.device) -> Capture:
-    def capture(work: Work, pool: list[Any]) -> tuple[Tensor | None, Callable[[], None]]:
-        output, replay, graph = compiled_steps.capture_work(work, device, pool[0] if pool else None)
-        pool[:] = [graph.pool()]
-        return output, replay
-
-    return capture
+def _capture_graph(device: torch.device, work: Work, pool: list[Any]) -> tuple[Tensor | None, Callable[[], None]]:
+    output, graph = compiled_steps.capture_work(work, device, pool[0] if pool else None)
+    pool[:] = [graph.pool()]
+    return output, graph.replay
 
 
 def warm_up(stage: Stage, wire: Tensor) -> None:
     """Let libraries choose kernels and allocate workspaces, on the stream on which the stage is captured then."""
-    device = wire.device
-    with compiled_steps.side_stream(device):
+    with compiled_steps.side_stream(wire.device):
         for _ in range(compiled_steps.WARMUP_STEPS):
             output = stage(torch.zeros_like(wire, requires_grad=wire.requires_grad))
             output.backward(torch.zeros_like(output))

@@ -6,17 +6,18 @@ A strategy need not inherit from them: the engine needs a :class:`workloads.stra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from workloads.lazy import lazy_imports
 from workloads.strategies.shared.compiled_steps import WARMUP_STEPS, Model, StepRunner
-from workloads.strategies.shared.running_statistics import RunningStatistics
+from workloads.strategies.shared.protocol import Task
 
-if TYPE_CHECKING:
+with lazy_imports(__name__):
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor, distributed, nn
 
+    from workloads.engines import checkpoint
     from workloads.loaders.protocol import Batch
-    from workloads.strategies.shared.protocol import Task
 
 
 class TorchStrategy:
@@ -75,16 +76,12 @@ class TorchStrategy:
         self._runner.prepare(batch)
 
     def logits(self, x: Tensor) -> Tensor | None:
-        import torch
-
         self.set_training(False)
         with torch.inference_mode() if self.inference_mode else torch.no_grad():
             return self.compute(self.evaluated, x).to(self.task.device)
 
     def state_dict(self) -> dict[str, Any]:
-        from workloads.engines.checkpoint import cpu_state
-
-        return cpu_state(self.module, self.optimizer)
+        return checkpoint.cpu_state(self.module, self.optimizer)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.module.load_state_dict(state["model"])
@@ -132,28 +129,37 @@ class TorchStrategy:
 class ReplicaStrategy(TorchStrategy):
     """Train on this rank's part of the batch, with gradients averaged over ranks.
 
-    Each rank's batch norm sees its own part; running statistics are averaged before an evaluation and a checkpoint.
+    Each rank's batch norm sees its own part; running statistics are averaged before an evaluation and a checkpoint. A
+    broadcast in every step, DDP's default, would cost a collective a step and keep one rank's statistics only.
     """
 
     def __init__(self, task: Task, module: nn.Module | None = None, **more: Any) -> None:
         super().__init__(task, module, **more)
-        self.statistics = RunningStatistics(task, self.module)
+        self._statistics = trained_statistics(task, self.module) if task.world.size > 1 else []
+        self.statistics_differ = False
+        """Whether ranks may have different running statistics."""
 
     def train_step(self, batch: Batch) -> Tensor:
-        self.statistics.differ = True
+        self.statistics_differ = True
         return super().train_step(batch)
 
     def logits(self, x: Tensor) -> Tensor | None:
-        self.statistics.average()
+        self.average_statistics()
         return super().logits(x)
 
     def state_dict(self) -> dict[str, Any]:
-        self.statistics.average()
+        self.average_statistics()
         return super().state_dict() if self.task.world.rank == 0 else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.statistics.differ = False
+        self.statistics_differ = False
+
+    def average_statistics(self) -> None:
+        """Make the running statistics the same on all ranks. Collective; returns at once when nothing changed."""
+        if self.statistics_differ:
+            self.statistics_differ = False
+            average(self._statistics, self.task.world.size)
 
 
 def under_autocast(task: Task, module: nn.Module) -> nn.Module:
@@ -161,8 +167,6 @@ def under_autocast(task: Task, module: nn.Module) -> nn.Module:
 
     For libraries that run modules in threads of their own: autocast is a setting of the thread.
     """
-    from torch import nn
-
     if task.config.precision != "bf16":
         return module
 
@@ -175,3 +179,23 @@ def under_autocast(task: Task, module: nn.Module) -> nn.Module:
             return task.forward(self.module, x)
 
     return UnderAutocast().eval()
+
+
+def trained_statistics(task: Task, module: nn.Module) -> list[Tensor]:
+    """Return the running statistics that training changes: none where batch norm is frozen."""
+    if task.config.batch_norm == "frozen":
+        return []
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    return [b for m in norms for b in (m.running_mean, m.running_var) if b is not None]
+
+
+def average(tensors: list[Tensor], ranks: int) -> None:
+    """Replace tensors by their mean over ranks, in one message: hundreds of small ones are bound by latency."""
+    if not tensors:
+        return
+    flat = torch.cat([t.detach().reshape(-1) for t in tensors])
+    if ranks > 1:
+        distributed.all_reduce(flat)
+    flat.div_(ranks)
+    for tensor, part in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
+        tensor.detach().copy_(part.view_as(tensor))  # autograd rejects in-place writes to parameters themselves
