@@ -81,8 +81,8 @@ def examine(workspace: Workspace, *, local: bool, cluster: Path | None, probe_s:
     plan = None
     if spec is not None and chosen:
         # The plan of the whole experiment, as if nothing had run; nothing is written.
-        devices = local_devices.local_machine() if profile is None else None
-        plan = planner.make_plan(workspace, spec, profile, devices, {}, [], packages)
+        machine = local_devices.local_machine() if profile is None else None
+        plan = planner.make_plan(workspace, spec, profile, machine, {}, [], packages)
         yield from _data(workspace, plan)
     if profile is not None:
         yield ok("target", f"cluster {profile.name}")

@@ -143,7 +143,10 @@ def test_rows_of_several_experiments_say_which(study: Any, capsys: pytest.Captur
             "--select published_test_accuracy: no column 'published_test_accuracy'\n"
             "  why: published figures come from the experiment file\n  fix: add --published",
         ),
-        (["results", "--sort", "published_on"], "--sort published_on: no column 'published_on'\n  why: published figures"),
+        (
+            ["results", "--sort", "published_on"],
+            "--sort published_on: no column 'published_on'\n  why: published figures",
+        ),
         (
             ["results", "--where", "published_test_accuracy>0.5"],
             "--where published_test_accuracy>0.5: conditions select by measured values\n"
@@ -246,7 +249,8 @@ def test_collect_says_what_it_took_and_what_it_skipped(study: Any, capsys: pytes
     out, err = _out(capsys, "collect", code=3)
     assert out == "new or changed: 8 runs, 8 attempts, 6 results, 14 epochs\n"
     assert err == (
-        f"skipped: {damaged}: empty file\nskipped 1 file or folder\n  fix: repair them; every collect tries them again\n"
+        f"skipped: {damaged}: empty file\nskipped 1 file or folder\n"
+        "  fix: repair them; every collect tries them again\n"
     )
     out, _ = _out(capsys, "collect", "--json", code=3)
     assert json.loads(out)["problems"] == [{"path": str(damaged), "what": "empty file"}]
