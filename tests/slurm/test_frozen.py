@@ -61,4 +61,4 @@ def test_edits_while_a_job_waits(lab: Lab, tmp_path: Path) -> None:
 
     rows = submit_and_meanwhile(sources.edit_installed, "--stale")
     assert [(row["state"], row["reason"]) for row in rows] == [("failed", "code_changed")] * 2
-    assert all("the installed package solid_ways is not the one" in row["message"] for row in rows)
+    assert all("the installed package solid_ways differs from the submitted one" in row["message"] for row in rows)

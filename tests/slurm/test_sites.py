@@ -32,7 +32,7 @@ def go_through(lab: Lab, folder: Path) -> dict[str, object]:
     (folder / "experiment.toml").write_text(DEFAULTS + EVERY_SHAPE)
     said = study.run("init", "--cluster")
     assert "wrote cluster.toml (cluster lab, from what Slurm " in said.stderr
-    assert "it was not touched" in study.run("init", "--cluster", expect=2).stderr
+    assert "it is unchanged" in study.run("init", "--cluster", expect=2).stderr
     written = (folder / "cluster.toml").read_text()
     assert num_submitted(study.run("submit")) == 3
     rows = study.until_ended()
